@@ -1,0 +1,297 @@
+//! Attached once per node, to the root of the cgroup2 hierarchy: follows what sockets do.
+#![cfg_attr(target_arch = "bpf", no_std)]
+#![cfg_attr(target_arch = "bpf", no_main)]
+
+use core::ffi::c_void;
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{
+        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
+        BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_SOCK_OPS_TCP_LISTEN_CB, BPF_TCP_CLOSE,
+    },
+    helpers::{bpf_get_netns_cookie, bpf_ktime_get_ns, bpf_set_retval},
+    macros::{cgroup_sock, cgroup_sock_addr, sock_ops},
+    programs::{SockAddrContext, SockContext, SockOpsContext},
+};
+use culvert_abi::{
+    Address, Counter, FlowKey, ListenerKey,
+    listener::{DUAL_STACK, SLOTS},
+    pod::{ACTIVE, INTRODUCTION},
+    ztunnel::{ACCEPTED_MARK, OUTBOUND_PORT, with_mark},
+};
+use culvert_ebpf::{
+    context::{self, Named},
+    inbound::on_accept,
+    maps::{HOST_FLOWS, LISTENERS, POD_ADDRESSES, ZTUNNELS, count, owns, pod_state},
+    outbound::{Destination, loop_mark, needs_listener, on_connect},
+    ports::{OnBind, OnListen, on_bind, on_listen},
+    socket::{Socket, current_is_ztunnel, current_tgid, set_mark, share_port},
+};
+
+const ALLOW: i32 = 1;
+const REFUSE: i32 = 0;
+const EADDRINUSE: i32 = 98;
+const ECONNREFUSED: i32 = 111;
+
+/// Cookie of the host's netns; the loader writes it.
+#[unsafe(no_mangle)]
+static HOST_NETNS: u64 = 0;
+
+#[inline(always)]
+fn host_netns() -> u64 {
+    // SAFETY: a valid static; volatile because the loader changes it behind the compiler's back.
+    unsafe { (&raw const HOST_NETNS).read_volatile() }
+}
+
+#[inline(always)]
+fn netns_cookie(ctx: *mut c_void) -> u64 {
+    // SAFETY: the verifier checks that the context is one this helper takes.
+    unsafe { bpf_get_netns_cookie(ctx) }
+}
+
+/// `cgroup/sock_create`: runs for each new inet socket. Labels those of a known ztunnel; every later
+/// hook reads the label. Open on failure: an unlabelled ztunnel cannot bind its ports, so enrollment
+/// fails, and never the pod's capture.
+#[cgroup_sock(sock_create)]
+fn label_sockets(ctx: SockContext) -> i32 {
+    if current_is_ztunnel() {
+        Socket::created(&ctx).label_ztunnel();
+    }
+    ALLOW
+}
+
+/// `cgroup/bind4`: reserves ztunnel's ports and keeps the workload's own port bindable.
+#[cgroup_sock_addr(bind4)]
+fn reserve_port4(ctx: SockAddrContext) -> i32 {
+    let named = context::named4(&ctx);
+    bind(&ctx, named)
+}
+
+/// `cgroup/bind6`.
+#[cgroup_sock_addr(bind6)]
+fn reserve_port6(ctx: SockAddrContext) -> i32 {
+    let named = context::named6(&ctx);
+    bind(&ctx, named)
+}
+
+#[inline(always)]
+fn bind(ctx: &SockAddrContext, named: Named) -> i32 {
+    let netns = netns_cookie(ctx.as_ptr());
+    let state = pod_state(netns);
+    if state == 0 {
+        return ALLOW;
+    }
+    let socket = Socket::addressed(ctx);
+    match on_bind(state, socket.owner(), named.is_tcp, named.port) {
+        OnBind::NotOurs => {}
+        OnBind::Leave(counter) => count(netns, counter),
+        OnBind::Share => {
+            let shared = share_port(ctx);
+            count(netns, if shared { Counter::BindShared } else { Counter::BindShareFailed });
+        }
+        OnBind::Introduce => {
+            let known = ZTUNNELS.insert(current_tgid(), netns, 0).is_ok() && socket.label_ztunnel();
+            count(netns, if known { Counter::ZtunnelIntroduced } else { Counter::IntroductionFailed });
+        }
+        OnBind::Refuse => {
+            count(netns, Counter::BindReserved);
+            return refuse(EADDRINUSE);
+        }
+    }
+    ALLOW
+}
+
+/// `cgroup/connect4`: the only place where a connect() of IPv4 can be refused at once. Passing counts
+/// nothing here: `TCP_CONNECT_CB` follows.
+#[cgroup_sock_addr(connect4)]
+fn refuse_conn4(ctx: SockAddrContext) -> i32 {
+    let named = context::named4(&ctx);
+    connect(&ctx, named)
+}
+
+/// `cgroup/connect6`.
+#[cgroup_sock_addr(connect6)]
+fn refuse_conn6(ctx: SockAddrContext) -> i32 {
+    let named = context::named6(&ctx);
+    connect(&ctx, named)
+}
+
+#[inline(always)]
+fn connect(ctx: &SockAddrContext, named: Named) -> i32 {
+    if !named.is_tcp {
+        return ALLOW;
+    }
+    let netns = netns_cookie(ctx.as_ptr());
+    let state = pod_state(netns);
+    if state != ACTIVE {
+        return ALLOW;
+    }
+    let destination = destination(netns, &named.address);
+    if needs_listener(state, Socket::addressed(ctx).owner(), destination)
+        && !is_listening(netns, OUTBOUND_PORT)
+    {
+        count(netns, Counter::RefusedOutbound);
+        return refuse(ECONNREFUSED);
+    }
+    ALLOW
+}
+
+/// `sock_ops`: runs at points of a TCP socket's life, synchronously in the system call or in softirq.
+#[sock_ops]
+fn follow_sockets(ctx: SockOpsContext) -> u32 {
+    match ctx.op() {
+        BPF_SOCK_OPS_TCP_LISTEN_CB => listening(&ctx),
+        BPF_SOCK_OPS_TCP_CONNECT_CB => connecting(&ctx),
+        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => accepted(&ctx),
+        BPF_SOCK_OPS_STATE_CB => closed(&ctx),
+        _ => {}
+    }
+    1
+}
+
+/// Inside `listen()`: a socket that listens already never comes here again, so this is the only moment
+/// at which a listener of ztunnel can be stored.
+#[inline(always)]
+fn listening(ctx: &SockOpsContext) {
+    let netns = netns_cookie(ctx.as_ptr());
+    let state = pod_state(netns);
+    if state == 0 {
+        return;
+    }
+    let Some(socket) = Socket::followed(ctx) else { return };
+    let port = ctx.local_port() as u16;
+    match on_listen(state, socket.owner(), context::family(ctx), port, socket.mark()) {
+        OnListen::NotOurs => {}
+        OnListen::Store { family } => {
+            share_port(ctx);
+            let stored = store_listener(ctx, netns, port, family);
+            count(netns, if stored { Counter::ListenerStored } else { Counter::ListenerNoSlot });
+        }
+        OnListen::Foreign => count(netns, Counter::ListenerForeign),
+        OnListen::ClearMark => {
+            set_mark(ctx, 0);
+            count(netns, Counter::ListenerMarkCleared);
+        }
+        OnListen::Leave => count(netns, Counter::ListenerOfWorkload),
+    }
+}
+
+#[inline(always)]
+fn store_listener(ctx: &SockOpsContext, netns: u64, port: u16, family: u16) -> bool {
+    for slot in 0..SLOTS {
+        if LISTENERS.store(ctx, &ListenerKey { netns, port, family, slot }) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Before the SYN is built; source address and port are known. A changed mark makes the kernel route
+/// the connection anew (`tcp_connect` calls `rebuild_header` right after this hook).
+#[inline(always)]
+fn connecting(ctx: &SockOpsContext) {
+    let netns = netns_cookie(ctx.as_ptr());
+    let ends = context::ends(ctx);
+    if netns == host_netns() {
+        // SAFETY: one aligned u64, copied at once.
+        if let Some(pod) = unsafe { POD_ADDRESSES.get(ends.remote) }.copied() {
+            record_host_flow(ctx, pod, &ends);
+        }
+        return;
+    }
+    let state = pod_state(netns);
+    if state == 0 || state == INTRODUCTION {
+        return;
+    }
+    let Some(socket) = Socket::followed(ctx) else { return };
+    let decision = on_connect(state, socket.owner(), destination(netns, &ends.remote));
+    let marked = !decision.keep_inside || set_mark(ctx, loop_mark(socket.mark()));
+    count(netns, if marked { decision.counter } else { Counter::MarkFailed });
+}
+
+/// In softirq, when the handshake of an accepted connection is complete.
+#[inline(always)]
+fn accepted(ctx: &SockOpsContext) {
+    let netns = netns_cookie(ctx.as_ptr());
+    if pod_state(netns) != ACTIVE {
+        return;
+    }
+    let Some(socket) = Socket::followed(ctx) else { return };
+    let ends = context::ends(ctx);
+    let owns = |address: &Address| owns(netns, address);
+    let decision = on_accept(socket.owner(), &ends.local, ends.local_port, &ends.remote, owns);
+    if decision.mark_accepted {
+        set_mark(ctx, with_mark(socket.mark(), ACCEPTED_MARK));
+    }
+    count(netns, decision.counter);
+}
+
+#[inline(always)]
+fn record_host_flow(ctx: &SockOpsContext, netns: u64, ends: &context::Ends) {
+    // SAFETY: no arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    // Without the callback the entry would stay: not recorded then.
+    let followed = ctx.set_cb_flags((ctx.cb_flags() | BPF_SOCK_OPS_STATE_CB_FLAG) as i32).is_ok();
+    let recorded = followed && HOST_FLOWS.insert(flow_key(netns, ends), now, 0).is_ok();
+    count(netns, if recorded { Counter::HostFlowAdded } else { Counter::HostFlowFull });
+}
+
+/// Only sockets of the host that connected to a pod ask for this callback. Not at ESTABLISHED: with
+/// SYN cookies the last ACK of the handshake looks for a listener again.
+#[inline(always)]
+fn closed(ctx: &SockOpsContext) {
+    if ctx.arg(1) != BPF_TCP_CLOSE || netns_cookie(ctx.as_ptr()) != host_netns() {
+        return;
+    }
+    let ends = context::ends(ctx);
+    // SAFETY: one aligned u64, copied at once.
+    if let Some(pod) = unsafe { POD_ADDRESSES.get(ends.remote) }.copied()
+        && HOST_FLOWS.remove(flow_key(pod, &ends)).is_ok()
+    {
+        count(pod, Counter::HostFlowClosed);
+    }
+}
+
+#[inline(always)]
+const fn flow_key(netns: u64, ends: &context::Ends) -> FlowKey {
+    FlowKey {
+        netns,
+        host: ends.local,
+        pod: ends.remote,
+        host_port: ends.local_port,
+        pod_port: ends.remote_port,
+        padding: 0,
+    }
+}
+
+#[inline(always)]
+fn destination(netns: u64, address: &Address) -> Destination {
+    if address.is_loopback() {
+        Destination::Loopback
+    } else if owns(netns, address) {
+        Destination::Own
+    } else {
+        Destination::Remote
+    }
+}
+
+#[inline(always)]
+fn is_listening(netns: u64, port: u16) -> bool {
+    for slot in 0..SLOTS {
+        if LISTENERS.has(&ListenerKey { netns, port, family: DUAL_STACK, slot }) {
+            return true;
+        }
+    }
+    false
+}
+
+#[inline(always)]
+fn refuse(errno: i32) -> i32 {
+    // SAFETY: a plain number. In sock_addr programs since Linux 5.18 (b44123b4a3dc).
+    unsafe { bpf_set_retval(-errno) };
+    REFUSE
+}
+
+#[cfg(not(target_arch = "bpf"))]
+fn main() {}

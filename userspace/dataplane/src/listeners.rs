@@ -1,0 +1,43 @@
+//! Whether ztunnel listens in a pod as capture needs it.
+
+use culvert_abi::{
+    listener::DUAL_STACK,
+    ztunnel::{DNS_PORT, HBONE_PORT, INBOUND_PORT, OUTBOUND_PORT, is_reserved},
+};
+
+use crate::{Dataplane, Error, Netns, sockets};
+
+impl Dataplane {
+    /// To be called between ztunnel's acknowledgement and [`Dataplane::activate`].
+    ///
+    /// # Errors
+    /// - [`Error::NoListener`]: ztunnel has not opened one of its three ports;
+    /// - [`Error::ForeignListener`]: somebody else had one of its ports before registration;
+    /// - [`Error::NotTransparent`]: the listener could not answer for a foreign address. ztunnel sets
+    ///   the option after `listen()`, so no hook sees it (`src/proxy.rs`, `maybe_set_transparent`).
+    pub fn check_listeners(&self, netns: &Netns) -> Result<(), Error> {
+        let cookie = netns.cookie();
+        let listening = netns.run(sockets::listening)?.map_err(Error::system("sock_diag"))?;
+        let mut known = Vec::new();
+        for port in [OUTBOUND_PORT, INBOUND_PORT, HBONE_PORT] {
+            let stored = self.maps.listeners(cookie, port, DUAL_STACK)?;
+            if stored.is_empty() {
+                return Err(Error::NoListener { port, cookie });
+            }
+            known.extend(stored);
+        }
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            known.extend(self.maps.listeners(cookie, DNS_PORT, family as u16)?);
+        }
+        for socket in listening.iter().filter(|socket| is_reserved(socket.port)) {
+            let port = socket.port;
+            if !known.contains(&socket.cookie) {
+                return Err(Error::ForeignListener { address: socket.address, port, cookie });
+            }
+            if port != DNS_PORT && !socket.is_transparent {
+                return Err(Error::NotTransparent { port, cookie });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! The pinned maps, with types.
+
+use std::{
+    net::IpAddr,
+    os::fd::AsFd as _,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use aya::{
+    Ebpf,
+    maps::{HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
+    util::nr_cpus,
+};
+use culvert_abi::{
+    Address, Counters, FlowKey, ListenerKey, OwnAddress, PodEntry, flow::LIFETIME_NS, listener::SLOTS, names,
+};
+
+use crate::{Error, bpf};
+
+type Hash<K, V> = Mutex<HashMap<MapData, K, V>>;
+
+/// Every shared map. Each operation is one system call; the locks only serve aya's `&mut`.
+pub(crate) struct Maps {
+    pods: Hash<u64, PodEntry>,
+    own_addresses: Hash<OwnAddress, u32>,
+    pod_addresses: Hash<Address, u64>,
+    host_flows: Hash<FlowKey, u64>,
+    ztunnels: Hash<u32, u64>,
+    counters: Mutex<PerCpuHashMap<MapData, u64, Counters>>,
+    listeners: MapData,
+}
+
+impl Maps {
+    /// Takes the maps out of the loaded node object.
+    pub(crate) fn take(node: &mut Ebpf) -> Result<Self, Error> {
+        let counters = PerCpuHashMap::try_from(take(node, names::COUNTERS)?);
+        let Map::SockHash(listeners) = take(node, names::LISTENERS)? else {
+            return Err(Error::Object { object: "node.o", reason: "LISTENERS is no SOCKHASH".into() });
+        };
+        let maps = Self {
+            pods: hash(node, names::PODS)?,
+            own_addresses: hash(node, names::OWN_ADDRESSES)?,
+            pod_addresses: hash(node, names::POD_ADDRESSES)?,
+            host_flows: hash(node, names::HOST_FLOWS)?,
+            ztunnels: hash(node, names::ZTUNNELS)?,
+            counters: Mutex::new(counters.map_err(Error::map("open", names::COUNTERS))?),
+            listeners,
+        };
+        maps.start_counting(0)?;
+        Ok(maps)
+    }
+
+    pub(crate) fn pod(&self, netns: u64) -> Result<Option<PodEntry>, Error> {
+        absent_is_none(lock(&self.pods).get(&netns, 0)).map_err(Error::map("read", names::PODS))
+    }
+
+    pub(crate) fn set_pod(&self, netns: u64, entry: PodEntry) -> Result<(), Error> {
+        lock(&self.pods).insert(netns, entry, 0).map_err(Error::map("write", names::PODS))
+    }
+
+    pub(crate) fn remove_pod(&self, netns: u64) -> Result<(), Error> {
+        absent_is_none(lock(&self.pods).remove(&netns)).map_err(Error::map("write", names::PODS)).map(drop)
+    }
+
+    pub(crate) fn add_own_address(&self, netns: u64, address: Address) -> Result<(), Error> {
+        let key = OwnAddress { netns, address };
+        lock(&self.own_addresses).insert(key, 1, 0).map_err(Error::map("write", names::OWN_ADDRESSES))
+    }
+
+    pub(crate) fn remove_own_address(&self, netns: u64, address: Address) -> Result<(), Error> {
+        let key = OwnAddress { netns, address };
+        absent_is_none(lock(&self.own_addresses).remove(&key))
+            .map_err(Error::map("write", names::OWN_ADDRESSES))
+            .map(drop)
+    }
+
+    pub(crate) fn own_addresses(&self, netns: u64) -> Result<Vec<Address>, Error> {
+        let map = lock(&self.own_addresses);
+        let keys =
+            map.keys().collect::<Result<Vec<_>, _>>().map_err(Error::map("read", names::OWN_ADDRESSES))?;
+        Ok(keys.into_iter().filter(|key| key.netns == netns).map(|key| key.address).collect())
+    }
+
+    /// An address belongs to the pod that was given it last.
+    pub(crate) fn set_pod_addresses(&self, netns: u64, addresses: &[IpAddr]) -> Result<(), Error> {
+        let wanted: Vec<Address> = addresses.iter().map(|address| (*address).into()).collect();
+        let mut map = lock(&self.pod_addresses);
+        let present =
+            map.iter().collect::<Result<Vec<_>, _>>().map_err(Error::map("read", names::POD_ADDRESSES))?;
+        for (address, owner) in present {
+            if owner == netns && !wanted.contains(&address) {
+                absent_is_none(map.remove(&address)).map_err(Error::map("write", names::POD_ADDRESSES))?;
+            }
+        }
+        for address in wanted {
+            map.insert(address, netns, 0).map_err(Error::map("write", names::POD_ADDRESSES))?;
+        }
+        Ok(())
+    }
+
+    /// Cookies (SO_COOKIE) of ztunnel's sockets stored for a port.
+    pub(crate) fn listeners(&self, netns: u64, port: u16, family: u16) -> Result<Vec<u64>, Error> {
+        let mut cookies = Vec::new();
+        for slot in 0..SLOTS {
+            let key = ListenerKey { netns, port, family, slot };
+            let cookie = bpf::listener_cookie(self.listeners.fd().as_fd(), &key);
+            cookies.extend(cookie.map_err(Error::system("bpf(BPF_MAP_LOOKUP_ELEM) on LISTENERS"))?);
+        }
+        Ok(cookies)
+    }
+
+    pub(crate) fn ztunnels(&self) -> Result<Vec<(u32, u64)>, Error> {
+        lock(&self.ztunnels).iter().collect::<Result<_, _>>().map_err(Error::map("read", names::ZTUNNELS))
+    }
+
+    pub(crate) fn remove_ztunnel(&self, tgid: u32) -> Result<(), Error> {
+        absent_is_none(lock(&self.ztunnels).remove(&tgid))
+            .map_err(Error::map("write", names::ZTUNNELS))
+            .map(drop)
+    }
+
+    /// Removes flows that count no longer; `now` in nanoseconds of CLOCK_MONOTONIC.
+    pub(crate) fn sweep_flows(&self, now: u64) -> Result<(), Error> {
+        let mut map = lock(&self.host_flows);
+        let flows =
+            map.iter().collect::<Result<Vec<_>, _>>().map_err(Error::map("read", names::HOST_FLOWS))?;
+        for (flow, since) in flows {
+            if now.saturating_sub(since) >= LIFETIME_NS {
+                absent_is_none(map.remove(&flow)).map_err(Error::map("write", names::HOST_FLOWS))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a netns counters of its own; those it has are kept.
+    pub(crate) fn start_counting(&self, netns: u64) -> Result<(), Error> {
+        const BPF_NOEXIST: u64 = 1;
+        let cpus = nr_cpus().map_err(|(path, error)| Error::path("read", path)(error))?;
+        let zero = PerCpuValues::try_from(vec![Counters::default(); cpus])
+            .map_err(Error::system("per-CPU values"))?;
+        match lock(&self.counters).insert(netns, zero, BPF_NOEXIST) {
+            Err(error) if errno(&error) == Some(libc::EEXIST) => Ok(()),
+            result => result.map_err(Error::map("write", names::COUNTERS)),
+        }
+    }
+
+    pub(crate) fn stop_counting(&self, netns: u64) -> Result<(), Error> {
+        absent_is_none(lock(&self.counters).remove(&netns))
+            .map_err(Error::map("write", names::COUNTERS))
+            .map(drop)
+    }
+
+    pub(crate) fn counters(&self, netns: u64) -> Result<Counters, Error> {
+        let values = absent_is_none(lock(&self.counters).get(&netns, 0));
+        let mut sum = Counters::default();
+        if let Some(values) = values.map_err(Error::map("read", names::COUNTERS))? {
+            values.iter().for_each(|value| sum.add(value));
+        }
+        Ok(sum)
+    }
+}
+
+fn take(node: &mut Ebpf, name: &'static str) -> Result<Map, Error> {
+    node.take_map(name)
+        .ok_or_else(|| Error::Object { object: "node.o", reason: format!("it has no map {name}") })
+}
+
+fn hash<K: aya::Pod, V: aya::Pod>(node: &mut Ebpf, name: &'static str) -> Result<Hash<K, V>, Error> {
+    HashMap::try_from(take(node, name)?).map(Mutex::new).map_err(Error::map("open", name))
+}
+
+/// A panic elsewhere leaves no half-written state here: each operation is one system call.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn absent_is_none<T>(result: Result<T, MapError>) -> Result<Option<T>, MapError> {
+    match result {
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(error) if errno(&error) == Some(libc::ENOENT) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn errno(error: &MapError) -> Option<i32> {
+    match error {
+        MapError::SyscallError(error) => error.io_error.raw_os_error(),
+        _ => None,
+    }
+}

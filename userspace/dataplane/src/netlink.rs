@@ -1,0 +1,155 @@
+//! Blocking netlink requests: many messages in one system call, one answer each.
+//!
+//! Programming a pod is on the path of a CNI ADD, and one round trip through an async runtime per route
+//! costs more than the kernel's whole work.
+
+use std::{
+    fmt::Debug,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload, NetlinkSerializable,
+};
+use netlink_sys::{Socket, SocketAddr};
+
+/// Larger than any datagram of a dump (the kernel fills 32 KiB at most).
+const RECEIVE_BUFFER: usize = 65536;
+
+/// A netlink socket. It stays in the netns in which it was opened.
+pub(crate) struct Netlink {
+    socket: Socket,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl Netlink {
+    /// Opens a socket of this protocol in the calling thread's netns.
+    pub(crate) fn open(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(Self { socket, sequence: 0, buffer: vec![0; RECEIVE_BUFFER] })
+    }
+
+    /// Sends all requests at once and returns the kernel's answer to each. A request that fails does
+    /// not keep the next from being carried out.
+    pub(crate) fn batch<M>(&mut self, requests: Vec<(M, u16)>) -> io::Result<Vec<io::Result<()>>>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable + Debug,
+    {
+        let first = self.sequence.wrapping_add(1);
+        let mut answers: Vec<Option<io::Result<()>>> = Vec::new();
+        answers.resize_with(requests.len(), || None);
+        let mut packet = Vec::new();
+        for (request, flags) in requests {
+            self.append(&mut packet, request, flags | NLM_F_ACK);
+        }
+        if answers.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.socket.send(&packet, 0)?;
+        while answers.iter().any(Option::is_none) {
+            self.receive::<M>(|header, payload| {
+                let NetlinkPayload::Error(error) = payload else {
+                    return;
+                };
+                let answer = if error.code.is_none() { Ok(()) } else { Err(error.to_io()) };
+                if let Some(slot) = answers.get_mut(header.sequence_number.wrapping_sub(first) as usize) {
+                    *slot = Some(answer);
+                }
+            })?;
+        }
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// All objects of a kind.
+    pub(crate) fn dump<M>(&mut self, request: M) -> io::Result<Vec<M>>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable + Debug,
+    {
+        let mut packet = Vec::new();
+        self.append(&mut packet, request, NLM_F_DUMP);
+        self.socket.send(&packet, 0)?;
+        let sequence = self.sequence;
+        let (mut objects, mut done) = (Vec::new(), None);
+        while done.is_none() {
+            self.receive::<M>(|header, payload| match payload {
+                _ if header.sequence_number != sequence => {}
+                NetlinkPayload::InnerMessage(object) => objects.push(object),
+                NetlinkPayload::Done(_) => done = Some(Ok(())),
+                NetlinkPayload::Error(error) => done = Some(Err(error.to_io())),
+                _ => {}
+            })?;
+        }
+        done.unwrap_or(Ok(())).map(|()| objects)
+    }
+
+    fn append<M: NetlinkSerializable>(&mut self, packet: &mut Vec<u8>, request: M, flags: u16) {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = self.sequence;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
+        message.finalize();
+        let start = packet.len();
+        packet.resize(start + message.buffer_len().next_multiple_of(4), 0);
+        if let Some(room) = packet.get_mut(start..) {
+            message.serialize(room);
+        }
+    }
+
+    fn receive<M>(&mut self, mut each: impl FnMut(NetlinkHeader, NetlinkPayload<M>)) -> io::Result<()>
+    where
+        M: NetlinkDeserializable + Debug,
+    {
+        let length = self.socket.recv(&mut &mut self.buffer[..], 0)?;
+        let mut rest = self.buffer.get(..length).unwrap_or_default();
+        while rest.len() >= 16 {
+            let message = NetlinkMessage::<M>::deserialize(rest).map_err(io::Error::other)?;
+            let step = (message.header.length as usize).next_multiple_of(4).max(16);
+            let (header, payload) = message.into_parts();
+            each(header, payload);
+            rest = rest.get(step..).unwrap_or_default();
+        }
+        Ok(())
+    }
+}
+
+/// Tells that something changed in a netns, not what.
+pub(crate) struct Changes {
+    socket: Socket,
+}
+
+impl Changes {
+    /// Subscribes to groups of rtnetlink in the calling thread's netns.
+    pub(crate) fn subscribe(groups: &[u32]) -> io::Result<Self> {
+        let mut socket = Socket::new(netlink_sys::protocols::NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.set_non_blocking(true)?;
+        for group in groups {
+            socket.add_membership(*group)?;
+        }
+        Ok(Self { socket })
+    }
+
+    /// Takes everything that has been announced. An overrun (ENOBUFS) is an announcement too.
+    pub(crate) fn drain(&self) {
+        let mut buffer = [0_u8; 1];
+        loop {
+            match self.socket.recv(&mut &mut buffer[..], libc::MSG_TRUNC) {
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl AsFd for Changes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

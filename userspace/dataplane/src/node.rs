@@ -1,0 +1,229 @@
+//! The node's part: programs on the cgroup root, shared maps, and what an earlier process left.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use aya::{
+    Ebpf,
+    maps::MapInfo,
+    programs::{
+        CgroupAttachMode, Program, ProgramError,
+        links::{FdLink, LinkError},
+    },
+};
+use culvert_abi::{Counters, names};
+
+use crate::{
+    Config, Error, Netns, bpf,
+    maps::Maps,
+    object::{Objects, Shape, expected_shape},
+    pins::{Pins, unpin},
+    watch::Watch,
+};
+
+/// The node's part, loaded and attached. Dropping it changes nothing for traffic: links and maps are
+/// pinned. It holds the watcher that keeps each pod's routing and own addresses in step.
+pub struct Dataplane {
+    pub(crate) config: Config,
+    pub(crate) host_netns: u64,
+    pub(crate) pins: Pins,
+    pub(crate) maps: Arc<Maps>,
+    pub(crate) watch: Watch,
+    objects: Mutex<Objects>,
+}
+
+const NODE_PROGRAMS: [&str; 6] =
+    [names::SOCK_OPS, names::SOCK_CREATE, names::BIND4, names::BIND6, names::CONNECT4, names::CONNECT6];
+
+impl Dataplane {
+    /// Loads the node's part, or adopts the one that is pinned and replaces its programs in place.
+    ///
+    /// # Errors
+    /// Nothing is changed when a pinned map has another layout. See [`crate::probe`] for what a kernel
+    /// or container may lack.
+    pub fn start(config: &Config) -> Result<Self, Error> {
+        let host_netns = Netns::open(&config.host_netns)?.cookie();
+        let pins = Pins::create(&config.bpffs)?;
+        let mut objects = Objects::new(&pins)?;
+        check_pinned_maps(&pins)?;
+        let mut node = objects.load_node(host_netns)?;
+        let maps = Arc::new(Maps::take(&mut node)?);
+        let cgroup = File::open(&config.cgroup).map_err(Error::path("open cgroup", &config.cgroup))?;
+        for name in NODE_PROGRAMS {
+            attach_to_cgroup(&mut node, name, &cgroup, &pins.link(name))?;
+        }
+        let watch = Watch::start(Arc::clone(&maps))?;
+        let dataplane =
+            Self { config: config.clone(), host_netns, pins, maps, watch, objects: Mutex::new(objects) };
+        dataplane.adopt_pods()?;
+        Ok(dataplane)
+    }
+
+    /// What happened to the connections of a netns, all CPUs together. Cookie 0 counts what belongs to
+    /// no pod.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn counters(&self, netns: u64) -> Result<Counters, Error> {
+        self.maps.counters(netns)
+    }
+
+    /// Removes the pinned links of netns that are gone, with everything else that was theirs, and
+    /// returns their cookies.
+    ///
+    /// # Errors
+    /// When the pins cannot be read or removed.
+    pub fn collect(&self) -> Result<Vec<u64>, Error> {
+        let mut gone = Vec::new();
+        for cookie in self.pins.pods()? {
+            let path = self.pins.pod(cookie);
+            let link = bpf::open_link(&path).map_err(Error::path("open pinned link", &path))?;
+            if bpf::netns_inode(link.as_fd()).map_err(Error::path("read pinned link", &path))? == 0 {
+                drop(link);
+                self.forget(cookie)?;
+                gone.push(cookie);
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Replaces the program of each pod that an earlier process captured.
+    fn adopt_pods(&self) -> Result<(), Error> {
+        let gone = self.collect()?;
+        if !gone.is_empty() {
+            tracing::info!(cookies = ?gone, "removed what was left of pods whose netns is gone");
+        }
+        for cookie in self.pins.pods()? {
+            let path = self.pins.pod(cookie);
+            let link = bpf::open_link(&path).map_err(Error::path("open pinned link", &path))?;
+            self.with_pod_program(cookie, |program| {
+                bpf::update_link(link.as_fd(), program).map_err(Error::path("update pinned link", &path))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Loads an instance of the pod program for a netns and hands it to `work`.
+    pub(crate) fn with_pod_program<T>(
+        &self,
+        netns: u64,
+        work: impl FnOnce(BorrowedFd<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut pod = self.load_pod(netns)?;
+        let program = sk_lookup(&mut pod)?;
+        let fd = program.fd().map_err(program_error("find", names::SK_LOOKUP))?;
+        work(fd.as_fd())
+    }
+
+    /// Loads an instance of the pod object, its program verified.
+    pub(crate) fn load_pod(&self, netns: u64) -> Result<Ebpf, Error> {
+        let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pod = objects.load_pod(netns)?;
+        drop(objects);
+        sk_lookup(&mut pod)?.load().map_err(program_error("load", names::SK_LOOKUP))?;
+        Ok(pod)
+    }
+}
+
+/// The program of the pod object.
+pub(crate) fn sk_lookup(pod: &mut Ebpf) -> Result<&mut aya::programs::SkLookup, Error> {
+    let program = pod.program_mut(names::SK_LOOKUP).ok_or_else(|| missing("pod.o", names::SK_LOOKUP))?;
+    program.try_into().map_err(program_error("find", names::SK_LOOKUP))
+}
+
+pub(crate) fn program_error(action: &'static str, program: &str) -> impl FnOnce(ProgramError) -> Error {
+    let program = program.to_owned();
+    move |source| Error::Program { action, program, source: Box::new(source) }
+}
+
+fn missing(object: &'static str, name: &str) -> Error {
+    Error::Object { object, reason: format!("it has no program {name}") }
+}
+
+/// aya takes over a pinned map of the right name whatever its type and sizes are.
+fn check_pinned_maps(pins: &Pins) -> Result<(), Error> {
+    for name in names::MAPS {
+        let path = pins.map(name);
+        if !path.exists() {
+            continue;
+        }
+        let read = |source| Error::map("read pinned", name)(source);
+        let info = MapInfo::from_pin(&path).map_err(read)?;
+        let found = Shape {
+            kind: info.map_type().map_err(read)? as u32,
+            key: info.key_size(),
+            value: info.value_size(),
+            entries: info.max_entries(),
+            flags: info.map_flags(),
+        };
+        let expected = expected_shape(name)?;
+        if found != expected {
+            let difference = format!("found {found:?}, expected {expected:?}");
+            return Err(Error::PinMismatch { path, difference, directory: pins.root().into() });
+        }
+    }
+    Ok(())
+}
+
+/// Attaches by a pinned link. A link that an earlier process pinned gets the new program; if it is
+/// attached to another cgroup, a new link takes its place.
+fn attach_to_cgroup(node: &mut Ebpf, name: &'static str, cgroup: &File, pin: &Path) -> Result<(), Error> {
+    let program = node.program_mut(name).ok_or_else(|| missing("node.o", name))?;
+    load(program).map_err(program_error("load", name))?;
+    if pin.exists() {
+        let link = bpf::open_link(pin).map_err(Error::path("open pinned link", pin))?;
+        let id = cgroup.metadata().map_err(Error::system("fstat of the cgroup"))?.ino();
+        if bpf::cgroup_id(link.as_fd()).map_err(Error::path("read pinned link", pin))? == id {
+            let program = program.fd().map_err(program_error("find", name))?;
+            return bpf::update_link(link.as_fd(), program.as_fd())
+                .map_err(Error::path("update pinned link", pin));
+        }
+        tracing::warn!(program = name, "the pinned link is attached to another cgroup; replacing it");
+        unpin(pin)?;
+    }
+    let link = attach(program, cgroup).map_err(program_error("attach", name))?;
+    pin_link(link, pin)
+}
+
+/// Pins a new link, or lets it go.
+pub(crate) fn pin_link(link: Result<FdLink, LinkError>, path: &Path) -> Result<(), Error> {
+    let pinned = link.map_err(io::Error::other).and_then(|link| link.pin(path).map_err(io::Error::other));
+    pinned.map(drop).map_err(Error::path("pin link at", path))
+}
+
+fn load(program: &mut Program) -> Result<(), ProgramError> {
+    match program {
+        Program::SockOps(program) => program.load(),
+        Program::CgroupSock(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    }
+}
+
+/// A link is always attached beside others ("multi"); `AllowMultiple` would be refused (EINVAL).
+fn attach(program: &mut Program, cgroup: &File) -> Result<Result<FdLink, LinkError>, ProgramError> {
+    let mode = CgroupAttachMode::Single;
+    Ok(match program {
+        Program::SockOps(program) => {
+            let link = program.attach(cgroup, mode)?;
+            program.take_link(link)?.try_into()
+        }
+        Program::CgroupSock(program) => {
+            let link = program.attach(cgroup, mode)?;
+            program.take_link(link)?.try_into()
+        }
+        Program::CgroupSockAddr(program) => {
+            let link = program.attach(cgroup, mode)?;
+            program.take_link(link)?.try_into()
+        }
+        _ => return Err(ProgramError::UnexpectedProgramType),
+    })
+}

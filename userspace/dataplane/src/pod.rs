@@ -1,0 +1,248 @@
+//! The way of one pod's netns into redirection and out of it.
+
+use std::{io, net::IpAddr, os::fd::AsFd as _};
+
+use aya::programs::links::FdLink;
+use culvert_abi::{
+    PodEntry, names,
+    pod::{ACTIVE, BYPASS_INBOUND, DRAINING, INTRODUCTION, REGISTERED},
+};
+use netlink_sys::protocols::NETLINK_ROUTE;
+
+use crate::{
+    Dataplane, Error, Netns, bpf,
+    netlink::{Changes, Netlink},
+    node::{pin_link, program_error, sk_lookup},
+    pins::unpin,
+    routing::{self, PacketSizes},
+    sockets, sysctl,
+    watch::{GROUPS, Watched},
+};
+
+/// What a pod may ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Inbound connections reach the pod directly (`ambient.istio.io/bypass-inbound-capture`).
+    pub bypass_inbound: bool,
+}
+
+/// How far [`Dataplane::restore`] came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restored {
+    /// The netns is as it was before registration.
+    Complete,
+    /// This many captured connections are open; their routing stays until they have closed. Call again.
+    Draining(usize),
+}
+
+impl Dataplane {
+    /// Prepares a netns: routing, sysctls, own addresses. ztunnel's listeners are stored from now on
+    /// and its ports are reserved; everything else passes. Repeating it takes over new addresses and
+    /// options. On error nothing is left behind.
+    ///
+    /// `addresses` are those that CNI and the API server report for the pod.
+    ///
+    /// # Errors
+    /// [`Error::HostNetns`] for the host's own netns, whatever the caller says.
+    pub fn register(&self, netns: &Netns, addresses: &[IpAddr], options: Options) -> Result<(), Error> {
+        let cookie = netns.cookie();
+        if cookie == self.host_netns {
+            return Err(Error::HostNetns { cookie });
+        }
+        let known = self.maps.pod(cookie)?;
+        let result = self.prepare(netns, addresses, options, known);
+        if result.is_err() && known.is_none() {
+            // The first error is what the caller needs; this one would only repeat it.
+            if let Err(error) = self.undo(netns) {
+                tracing::warn!(netns = cookie, %error, "could not take back a registration that failed");
+            }
+        }
+        result
+    }
+
+    fn prepare(
+        &self,
+        netns: &Netns,
+        addresses: &[IpAddr],
+        options: Options,
+        known: Option<PodEntry>,
+    ) -> Result<(), Error> {
+        let cookie = netns.cookie();
+        let failed = |action: &str| {
+            let action = action.to_owned();
+            move |source: io::Error| Error::Routing { action, cookie, source }
+        };
+        self.maps.start_counting(cookie)?;
+        self.maps.set_pod_addresses(cookie, addresses)?;
+        let flags = if options.bypass_inbound { BYPASS_INBOUND } else { 0 };
+        let (maps, proc, big_tcp) = (&self.maps, &self.config.proc, self.config.big_tcp);
+        let watched = netns.run(|| -> Result<Watched, Error> {
+            let changes = Changes::subscribe(&GROUPS).map_err(failed("watch interfaces and routes"))?;
+            let mut netlink = Netlink::open(NETLINK_ROUTE).map_err(failed("open a netlink socket"))?;
+            let found = routing::interfaces(&mut netlink).map_err(failed("list interfaces"))?;
+            let entry = match known {
+                Some(known) if known.state == ACTIVE => PodEntry { flags, ..known },
+                Some(known) => PodEntry { state: REGISTERED, flags, ..known },
+                None => {
+                    let saved = sysctl::read(proc).map_err(failed("read sysctls"))?;
+                    new_entry(flags, saved, if big_tcp { found.loopback } else { PacketSizes::default() })
+                }
+            };
+            // What was there before is recorded before anything is changed.
+            maps.set_pod(cookie, entry)?;
+            sysctl::write(proc, sysctl::ALL_ON).map_err(failed("write sysctls"))?;
+            routing::set_packet_sizes(&mut netlink, saved_sizes(&entry).enlarged())
+                .map_err(failed("set the packet sizes of lo"))?;
+            let mut watched = Watched::new(cookie, netlink, changes);
+            watched.sync(maps, found).map_err(|error| match error {
+                Error::System { source, .. } => failed("add routes and rules")(source),
+                other => other,
+            })?;
+            Ok(watched)
+        })??;
+        self.watch.add(watched)
+    }
+
+    /// Attaches the pod's program and starts capture with one write. Repeating it replaces the program.
+    ///
+    /// # Errors
+    /// [`Error::NotRegistered`] before [`Dataplane::register`].
+    pub fn activate(&self, netns: &Netns) -> Result<(), Error> {
+        let cookie = netns.cookie();
+        let entry = self.maps.pod(cookie)?.filter(|entry| matches!(entry.state, REGISTERED | ACTIVE));
+        let Some(entry) = entry else {
+            return Err(Error::NotRegistered { cookie });
+        };
+        let pin = self.pins.pod(cookie);
+        if pin.exists() {
+            let link = bpf::open_link(&pin).map_err(Error::path("open pinned link", &pin))?;
+            self.with_pod_program(cookie, |program| {
+                bpf::update_link(link.as_fd(), program).map_err(Error::path("update pinned link", &pin))
+            })?;
+        } else {
+            let mut pod = self.load_pod(cookie)?;
+            let program = sk_lookup(&mut pod)?;
+            let attach = program_error("attach", names::SK_LOOKUP);
+            let link = program.attach(netns).map_err(attach)?;
+            let link: FdLink =
+                program.take_link(link).map_err(program_error("keep", names::SK_LOOKUP))?.into();
+            pin_link(Ok(link), &pin)?;
+        }
+        self.maps.set_pod(cookie, PodEntry { state: ACTIVE, ..entry })
+    }
+
+    /// Ends capture: connections that exist go on, new ones are not touched. Follow with ZDS and
+    /// [`Dataplane::restore`]. A netns that is not registered is no error.
+    ///
+    /// # Errors
+    /// When a map or pin cannot be written.
+    pub fn withdraw(&self, netns: &Netns) -> Result<(), Error> {
+        let cookie = netns.cookie();
+        let Some(entry) = self.maps.pod(cookie)? else {
+            return Ok(());
+        };
+        self.maps.set_pod(cookie, PodEntry { state: DRAINING, ..entry })?;
+        unpin(&self.pins.pod(cookie))?;
+        self.maps.set_pod_addresses(cookie, &[])
+    }
+
+    /// Puts the netns back as it was, once no captured connection is open any more. A socket in
+    /// TIME_WAIT is none: it sends nothing unless its peer, on the same `lo`, repeats a FIN.
+    ///
+    /// # Errors
+    /// When the netns cannot be entered or changed; it stays as it is and can be tried again.
+    pub fn restore(&self, netns: &Netns) -> Result<Restored, Error> {
+        let cookie = netns.cookie();
+        let Some(entry) = self.maps.pod(cookie)? else {
+            return Ok(Restored::Complete);
+        };
+        if entry.state == INTRODUCTION || entry.state == ACTIVE {
+            return Err(Error::NotRegistered { cookie });
+        }
+        let open = netns.run(sockets::count_marked)?.map_err(Error::system("sock_diag"))?;
+        if open > 0 {
+            return Ok(Restored::Draining(open));
+        }
+        self.undo(netns)?;
+        Ok(Restored::Complete)
+    }
+
+    /// [`Dataplane::withdraw`] and [`Dataplane::restore`] in one.
+    ///
+    /// # Errors
+    /// As those.
+    pub fn detach(&self, netns: &Netns) -> Result<Restored, Error> {
+        self.withdraw(netns)?;
+        self.restore(netns)
+    }
+
+    /// Removes all that was kept for a netns, without entering it: it is gone, or about to be.
+    ///
+    /// # Errors
+    /// When a map or pin cannot be written.
+    pub fn forget(&self, cookie: u64) -> Result<(), Error> {
+        self.maps.remove_pod(cookie)?;
+        self.watch.remove(cookie);
+        unpin(&self.pins.pod(cookie))?;
+        self.maps.set_pod_addresses(cookie, &[])?;
+        for address in self.maps.own_addresses(cookie)? {
+            self.maps.remove_own_address(cookie, address)?;
+        }
+        self.maps.stop_counting(cookie)
+    }
+
+    /// Watches a netns that an earlier process registered, and brings it in step at once.
+    ///
+    /// # Errors
+    /// [`Error::NotRegistered`] if none did.
+    pub fn resume(&self, netns: &Netns, addresses: &[IpAddr]) -> Result<(), Error> {
+        let cookie = netns.cookie();
+        let Some(entry) = self.maps.pod(cookie)? else {
+            return Err(Error::NotRegistered { cookie });
+        };
+        let options = Options { bypass_inbound: entry.flags & BYPASS_INBOUND != 0 };
+        if entry.state == DRAINING {
+            return Ok(());
+        }
+        self.register(netns, addresses, options)
+    }
+
+    fn undo(&self, netns: &Netns) -> Result<(), Error> {
+        let cookie = netns.cookie();
+        if let Some(entry) = self.maps.pod(cookie)? {
+            self.watch.remove(cookie);
+            let proc = &self.config.proc;
+            netns
+                .run(|| -> io::Result<()> {
+                    let mut netlink = Netlink::open(NETLINK_ROUTE)?;
+                    let found = routing::interfaces(&mut netlink)?;
+                    routing::restore(&mut netlink, &found.indexes)?;
+                    routing::set_packet_sizes(&mut netlink, saved_sizes(&entry))?;
+                    sysctl::write(proc, entry.saved_sysctls)
+                })?
+                .map_err(|source| Error::Routing { action: "restore routing".into(), cookie, source })?;
+        }
+        self.forget(cookie)
+    }
+}
+
+const fn new_entry(flags: u32, saved_sysctls: u32, sizes: PacketSizes) -> PodEntry {
+    PodEntry {
+        state: REGISTERED,
+        flags,
+        saved_sysctls,
+        saved_gso_max_size: sizes.gso,
+        saved_gro_max_size: sizes.gro,
+        saved_gso_ipv4_max_size: sizes.gso_ipv4,
+        saved_gro_ipv4_max_size: sizes.gro_ipv4,
+    }
+}
+
+const fn saved_sizes(entry: &PodEntry) -> PacketSizes {
+    PacketSizes {
+        gso: entry.saved_gso_max_size,
+        gro: entry.saved_gro_max_size,
+        gso_ipv4: entry.saved_gso_ipv4_max_size,
+        gro_ipv4: entry.saved_gro_ipv4_max_size,
+    }
+}

@@ -1,0 +1,159 @@
+//! Keeps each pod's routing and own addresses in step with its interfaces.
+//!
+//! One thread for all pods, woken by rtnetlink. It does not look at what changed: it reads the netns and
+//! puts in what is missing, so lost or merged events do no harm.
+
+use std::{
+    collections::{HashMap, HashSet},
+    os::fd::AsFd as _,
+    sync::{Arc, Mutex, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use culvert_abi::Address;
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+    eventfd::EventFd,
+};
+
+use crate::{
+    Error,
+    introduction::Sweep,
+    maps::Maps,
+    netlink::{Changes, Netlink},
+    routing::{self, Interfaces},
+};
+
+/// RTNLGRP_* (include/uapi/linux/rtnetlink.h): links; addresses, routes and rules of both families.
+pub(crate) const GROUPS: [u32; 7] = [1, 5, 7, 8, 9, 11, 19];
+
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// No netns cookie: the kernel counts them from 1.
+const STOP: u64 = 0;
+
+/// One netns under watch. Its sockets keep it alive.
+pub(crate) struct Watched {
+    cookie: u64,
+    netlink: Netlink,
+    changes: Changes,
+    own: HashSet<Address>,
+}
+
+impl Watched {
+    pub(crate) fn new(cookie: u64, netlink: Netlink, changes: Changes) -> Self {
+        Self { cookie, netlink, changes, own: HashSet::new() }
+    }
+
+    /// Brings routing and own addresses in step with what was found. Addresses are added before routes
+    /// could need them and removed at once when they are gone.
+    pub(crate) fn sync(&mut self, maps: &Maps, found: Interfaces) -> Result<(), Error> {
+        let present: HashSet<Address> = found.addresses.into_iter().map(Address::from).collect();
+        for address in present.difference(&self.own) {
+            maps.add_own_address(self.cookie, *address)?;
+        }
+        for address in self.own.difference(&present) {
+            maps.remove_own_address(self.cookie, *address)?;
+        }
+        self.own = present;
+        routing::ensure(&mut self.netlink, &found.indexes).map_err(Error::system("rtnetlink"))
+    }
+
+    fn follow(&mut self, maps: &Maps) -> Result<(), Error> {
+        self.changes.drain();
+        let found = routing::interfaces(&mut self.netlink).map_err(Error::system("rtnetlink dump"))?;
+        self.sync(maps, found)
+    }
+}
+
+struct Shared {
+    epoll: Epoll,
+    pods: Mutex<HashMap<u64, Arc<Mutex<Watched>>>>,
+}
+
+/// The watching thread; it ends when this is dropped.
+pub(crate) struct Watch {
+    shared: Arc<Shared>,
+    stop: EventFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub(crate) fn start(maps: Arc<Maps>) -> Result<Self, Error> {
+        let failed = |call| move |errno: nix::Error| Error::System { call, source: errno.into() };
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("epoll_create1"))?;
+        let stop = EventFd::new().map_err(failed("eventfd"))?;
+        epoll.add(&stop, EpollEvent::new(EpollFlags::EPOLLIN, STOP)).map_err(failed("epoll_ctl"))?;
+        let shared = Arc::new(Shared { epoll, pods: Mutex::default() });
+        let own = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("culvert-watch".into())
+            .spawn(move || run(&own, &maps))
+            .map_err(Error::system("start the watching thread"))?;
+        Ok(Self { shared, stop, thread: Some(thread) })
+    }
+
+    /// Watches a netns, in place of what was watched under its cookie.
+    pub(crate) fn add(&self, watched: Watched) -> Result<(), Error> {
+        let cookie = watched.cookie;
+        self.remove(cookie);
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, cookie);
+        self.shared
+            .epoll
+            .add(watched.changes.as_fd(), event)
+            .map_err(|errno| Error::System { call: "epoll_ctl", source: errno.into() })?;
+        lock(&self.shared.pods).insert(cookie, Arc::new(Mutex::new(watched)));
+        Ok(())
+    }
+
+    /// Ends the watch of a netns and waits for a step that is under way.
+    pub(crate) fn remove(&self, cookie: u64) {
+        let Some(watched) = lock(&self.shared.pods).remove(&cookie) else {
+            return;
+        };
+        let watched = lock(&watched);
+        // Closing the socket would do the same; an error means that it is gone already.
+        self.shared.epoll.delete(watched.changes.as_fd()).unwrap_or_default();
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop.write(1) {
+            tracing::warn!(%error, "could not stop the watching thread");
+        } else if let Some(thread) = self.thread.take() {
+            thread.join().unwrap_or_default();
+        }
+    }
+}
+
+fn run(shared: &Shared, maps: &Maps) {
+    let mut sweep = Sweep::default();
+    let mut next_sweep = Instant::now() + SWEEP_INTERVAL;
+    let mut events = [EpollEvent::empty(); 32];
+    loop {
+        let wait = next_sweep.saturating_duration_since(Instant::now()).as_millis().min(60_000) as u16;
+        let ready = shared.epoll.wait(&mut events, EpollTimeout::from(wait)).unwrap_or(0);
+        for event in events.get(..ready).unwrap_or_default() {
+            if event.data() == STOP {
+                return;
+            }
+            let watched = lock(&shared.pods).get(&event.data()).cloned();
+            if let Some(watched) = watched
+                && let Err(error) = lock(&watched).follow(maps)
+            {
+                tracing::error!(netns = event.data(), %error, source = ?std::error::Error::source(&error), "cannot bring a pod's routing in step");
+            }
+        }
+        if Instant::now() >= next_sweep {
+            if let Err(error) = sweep.run(maps) {
+                tracing::error!(%error, "cannot sweep host flows and ztunnels");
+            }
+            next_sweep = Instant::now() + SWEEP_INTERVAL;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
