@@ -16,57 +16,43 @@ impl Address {
     /// From an IPv4 address as the kernel's contexts hold it: four bytes in network order.
     #[inline(always)]
     pub const fn from_v4_be(address_be: u32) -> Self {
-        let [a, b, c, d] = address_be.to_ne_bytes();
-        Self { bytes: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] }
+        Self::from_v6_be([0, 0, MAPPED_BE, address_be])
     }
 
     /// From an IPv6 address as the kernel's contexts hold it: four words in network order.
     #[inline(always)]
     pub const fn from_v6_be(words_be: [u32; 4]) -> Self {
-        let [a, b, c, d] = words_be;
-        let (a, b, c, d) = (a.to_ne_bytes(), b.to_ne_bytes(), c.to_ne_bytes(), d.to_ne_bytes());
-        Self {
-            bytes: [
-                a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1], d[2],
-                d[3],
-            ],
-        }
+        // SAFETY: both are sixteen bytes for which every bit pattern is valid.
+        Self { bytes: unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words_be) } }
+    }
+
+    /// The words in network order. Everything in this type works on them: taken apart into bytes, an
+    /// address costs the compiled programs several times the instructions, and the verifier the time.
+    #[inline(always)]
+    const fn words_be(&self) -> [u32; 4] {
+        // SAFETY: as above.
+        unsafe { core::mem::transmute::<[u8; 16], [u32; 4]>(self.bytes) }
     }
 
     /// Whether the upper 96 bits are those of an IPv4-mapped address.
     #[inline(always)]
     pub const fn is_v4(&self) -> bool {
-        let b = &self.bytes;
-        b[0] | b[1] | b[2] | b[3] | b[4] | b[5] | b[6] | b[7] | b[8] | b[9] == 0 && b[10] & b[11] == 0xff
+        let [a, b, c, _] = self.words_be();
+        a | b == 0 && c == MAPPED_BE
     }
 
     /// 127.0.0.0/8 or ::1, and the unspecified addresses: `connect()` to 0.0.0.0 or :: reaches the
     /// loopback address, and cgroup hooks see the address before the kernel replaces it.
     #[inline(always)]
     pub const fn is_loopback(&self) -> bool {
-        let b = &self.bytes;
-        if self.is_v4() {
-            b[12] == 127 || b[12] | b[13] | b[14] | b[15] == 0
-        } else {
-            b[0] | b[1]
-                | b[2]
-                | b[3]
-                | b[4]
-                | b[5]
-                | b[6]
-                | b[7]
-                | b[8]
-                | b[9]
-                | b[10]
-                | b[11]
-                | b[12]
-                | b[13]
-                | b[14]
-                == 0
-                && b[15] <= 1
-        }
+        let [a, b, c, d_be] = self.words_be();
+        let d = u32::from_be(d_be);
+        a | b == 0 && (c == MAPPED_BE && (d >> 24 == 127 || d == 0) || c == 0 && d <= 1)
     }
 }
+
+/// The third word of an IPv4-mapped address, in network order.
+const MAPPED_BE: u32 = 0xffff_u32.to_be();
 
 impl From<IpAddr> for Address {
     fn from(address: IpAddr) -> Self {

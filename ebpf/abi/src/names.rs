@@ -39,7 +39,7 @@ pub const MAPS: [&str; 8] =
 
 /// Read-only global of the node object: the host's netns cookie.
 pub const HOST_NETNS: &str = "HOST_NETNS";
-/// Read-only global of the pod object: the cookie of the netns the instance is attached to.
+/// Map of each instance of the pod object: the cookie of the netns it is attached to.
 pub const POD_NETNS: &str = "POD_NETNS";
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use aya_ebpf::{
         BPF_F_CLONE, BPF_F_NO_PREALLOC, BPF_NOEXIST,
         bpf_map_type::{BPF_MAP_TYPE_SK_STORAGE, BPF_MAP_TYPE_SOCKHASH},
     },
-    btf_maps::{HashMap, PerCpuHashMap},
+    btf_maps::{Array, HashMap, PerCpuHashMap},
     helpers::{bpf_map_lookup_elem, bpf_sk_assign, bpf_sk_release, bpf_sock_hash_update},
     macros::btf_map,
     programs::{SkLookupContext, SockOpsContext},
@@ -46,18 +46,21 @@ pub static ZTUNNELS: HashMap<u32, u64, 64, NO_PREALLOC> = HashMap::new();
 #[btf_map]
 pub static SOCKET_LABELS: InheritedSkStorage<u32> = InheritedSkStorage::new();
 
+/// Cookie of the netns that this instance of the pod object is attached to: the only map that is not
+/// shared. Not a constant of the program, so that instances can be loaded before their pod exists.
+#[btf_map]
+pub static POD_NETNS: Array<u64, 1> = Array::new();
+
 /// What happened, by netns cookie; 0 for what belongs to no pod.
 #[btf_map]
 pub static COUNTERS: PerCpuHashMap<u64, Counters, 4096, NO_PREALLOC> = PerCpuHashMap::new();
 
-/// Increments one counter of a pod.
+/// Increments one counter of a pod, or of what belongs to none (0). The loader makes the entry.
 #[inline(always)]
 pub fn count(netns: u64, counter: Counter) {
-    let entry = COUNTERS.get_ptr_mut(netns).or_else(|| COUNTERS.get_ptr_mut(0));
-    let index = counter as usize;
-    if let (Some(entry), true) = (entry, index < Counter::ALL.len()) {
-        // SAFETY: `Counters` is an array of u64 of that length, and the index was checked.
-        increment(unsafe { entry.cast::<u64>().add(index) });
+    if let Some(entry) = COUNTERS.get_ptr_mut(netns) {
+        // SAFETY: `Counters` is an array of u64 with one for each `Counter`.
+        increment(unsafe { entry.cast::<u64>().add(counter as usize) });
     }
 }
 

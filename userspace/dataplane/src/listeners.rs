@@ -20,11 +20,7 @@ impl Dataplane {
         let listening = netns.run(sockets::listening)?.map_err(Error::system("sock_diag"))?;
         let mut known = Vec::new();
         for port in [OUTBOUND_PORT, INBOUND_PORT, HBONE_PORT] {
-            let stored = self.maps.listeners(cookie, port, DUAL_STACK)?;
-            if stored.is_empty() {
-                return Err(Error::NoListener { port, cookie });
-            }
-            known.extend(stored);
+            known.extend(self.check_listener(netns, port)?);
         }
         for family in [libc::AF_INET, libc::AF_INET6] {
             known.extend(self.maps.listeners(cookie, DNS_PORT, family as u16)?);
@@ -39,5 +35,12 @@ impl Dataplane {
             }
         }
         Ok(())
+    }
+
+    /// The cookies of ztunnel's sockets that are stored for a port, at least one.
+    pub(crate) fn check_listener(&self, netns: &Netns, port: u16) -> Result<Vec<u64>, Error> {
+        let cookie = netns.cookie();
+        let stored = self.maps.listeners(cookie, port, DUAL_STACK)?;
+        if stored.is_empty() { Err(Error::NoListener { port, cookie }) } else { Ok(stored) }
     }
 }

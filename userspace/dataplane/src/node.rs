@@ -3,12 +3,9 @@
 use std::{
     fs::File,
     io,
-    os::{
-        fd::{AsFd as _, BorrowedFd},
-        unix::fs::MetadataExt as _,
-    },
+    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use aya::{
@@ -24,7 +21,7 @@ use culvert_abi::{Counters, names};
 use crate::{
     Config, Error, Netns, bpf,
     maps::Maps,
-    object::{Objects, Shape, expected_shape},
+    object::{PodPrograms, Shape, expected_shape, load_node},
     pins::{Pins, unpin},
     watch::Watch,
 };
@@ -37,10 +34,10 @@ pub struct Dataplane {
     pub(crate) pins: Pins,
     pub(crate) maps: Arc<Maps>,
     pub(crate) watch: Watch,
-    objects: Mutex<Objects>,
+    pub(crate) programs: PodPrograms,
 }
 
-const NODE_PROGRAMS: [&str; 6] =
+pub(crate) const NODE_PROGRAMS: [&str; 6] =
     [names::SOCK_OPS, names::SOCK_CREATE, names::BIND4, names::BIND6, names::CONNECT4, names::CONNECT6];
 
 impl Dataplane {
@@ -52,17 +49,16 @@ impl Dataplane {
     pub fn start(config: &Config) -> Result<Self, Error> {
         let host_netns = Netns::open(&config.host_netns)?.cookie();
         let pins = Pins::create(&config.bpffs)?;
-        let mut objects = Objects::new(&pins)?;
         check_pinned_maps(&pins)?;
-        let mut node = objects.load_node(host_netns)?;
+        let mut node = load_node(&pins, host_netns)?;
         let maps = Arc::new(Maps::take(&mut node)?);
         let cgroup = File::open(&config.cgroup).map_err(Error::path("open cgroup", &config.cgroup))?;
         for name in NODE_PROGRAMS {
             attach_to_cgroup(&mut node, name, &cgroup, &pins.link(name))?;
         }
         let watch = Watch::start(Arc::clone(&maps))?;
-        let dataplane =
-            Self { config: config.clone(), host_netns, pins, maps, watch, objects: Mutex::new(objects) };
+        let programs = PodPrograms::start(&pins)?;
+        let dataplane = Self { config: config.clone(), host_netns, pins, maps, watch, programs };
         dataplane.adopt_pods()?;
         Ok(dataplane)
     }
@@ -104,39 +100,12 @@ impl Dataplane {
         for cookie in self.pins.pods()? {
             let path = self.pins.pod(cookie);
             let link = bpf::open_link(&path).map_err(Error::path("open pinned link", &path))?;
-            self.with_pod_program(cookie, |program| {
-                bpf::update_link(link.as_fd(), program).map_err(Error::path("update pinned link", &path))
-            })?;
+            let mut program = self.programs.take(cookie)?;
+            bpf::update_link(link.as_fd(), program.fd()?)
+                .map_err(Error::path("update pinned link", &path))?;
         }
         Ok(())
     }
-
-    /// Loads an instance of the pod program for a netns and hands it to `work`.
-    pub(crate) fn with_pod_program<T>(
-        &self,
-        netns: u64,
-        work: impl FnOnce(BorrowedFd<'_>) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        let mut pod = self.load_pod(netns)?;
-        let program = sk_lookup(&mut pod)?;
-        let fd = program.fd().map_err(program_error("find", names::SK_LOOKUP))?;
-        work(fd.as_fd())
-    }
-
-    /// Loads an instance of the pod object, its program verified.
-    pub(crate) fn load_pod(&self, netns: u64) -> Result<Ebpf, Error> {
-        let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut pod = objects.load_pod(netns)?;
-        drop(objects);
-        sk_lookup(&mut pod)?.load().map_err(program_error("load", names::SK_LOOKUP))?;
-        Ok(pod)
-    }
-}
-
-/// The program of the pod object.
-pub(crate) fn sk_lookup(pod: &mut Ebpf) -> Result<&mut aya::programs::SkLookup, Error> {
-    let program = pod.program_mut(names::SK_LOOKUP).ok_or_else(|| missing("pod.o", names::SK_LOOKUP))?;
-    program.try_into().map_err(program_error("find", names::SK_LOOKUP))
 }
 
 pub(crate) fn program_error(action: &'static str, program: &str) -> impl FnOnce(ProgramError) -> Error {
@@ -144,7 +113,7 @@ pub(crate) fn program_error(action: &'static str, program: &str) -> impl FnOnce(
     move |source| Error::Program { action, program, source: Box::new(source) }
 }
 
-fn missing(object: &'static str, name: &str) -> Error {
+pub(crate) fn missing_program(object: &'static str, name: &str) -> Error {
     Error::Object { object, reason: format!("it has no program {name}") }
 }
 
@@ -176,7 +145,7 @@ fn check_pinned_maps(pins: &Pins) -> Result<(), Error> {
 /// Attaches by a pinned link. A link that an earlier process pinned gets the new program; if it is
 /// attached to another cgroup, a new link takes its place.
 fn attach_to_cgroup(node: &mut Ebpf, name: &'static str, cgroup: &File, pin: &Path) -> Result<(), Error> {
-    let program = node.program_mut(name).ok_or_else(|| missing("node.o", name))?;
+    let program = node.program_mut(name).ok_or_else(|| missing_program("node.o", name))?;
     load(program).map_err(program_error("load", name))?;
     if pin.exists() {
         let link = bpf::open_link(pin).map_err(Error::path("open pinned link", pin))?;

@@ -12,7 +12,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use crate::{
     Dataplane, Error, Netns, bpf,
     netlink::{Changes, Netlink},
-    node::{pin_link, program_error, sk_lookup},
+    node::{pin_link, program_error},
     pins::unpin,
     routing::{self, PacketSizes},
     sockets, sysctl,
@@ -116,12 +116,11 @@ impl Dataplane {
         let pin = self.pins.pod(cookie);
         if pin.exists() {
             let link = bpf::open_link(&pin).map_err(Error::path("open pinned link", &pin))?;
-            self.with_pod_program(cookie, |program| {
-                bpf::update_link(link.as_fd(), program).map_err(Error::path("update pinned link", &pin))
-            })?;
+            let mut program = self.programs.take(cookie)?;
+            bpf::update_link(link.as_fd(), program.fd()?).map_err(Error::path("update pinned link", &pin))?;
         } else {
-            let mut pod = self.load_pod(cookie)?;
-            let program = sk_lookup(&mut pod)?;
+            let mut program = self.programs.take(cookie)?;
+            let program = program.sk_lookup()?;
             let attach = program_error("attach", names::SK_LOOKUP);
             let link = program.attach(netns).map_err(attach)?;
             let link: FdLink =

@@ -33,14 +33,8 @@ pub(crate) struct Packet {
 impl Packet {
     pub(crate) fn add(workload: &Workload) -> Result<Self, TooLarge> {
         let Workload { uid, info, netns } = workload;
-        let request = Request::Add {
-            uid: uid.clone(),
-            info: info.clone(),
-        };
-        Ok(Self {
-            netns: Some(Arc::clone(netns)),
-            ..Self::bare(&request)?
-        })
+        let request = Request::Add { uid: uid.clone(), info: info.clone() };
+        Ok(Self { netns: Some(Arc::clone(netns)), ..Self::bare(&request)? })
     }
 
     pub(crate) fn keep(uid: &WorkloadUid) -> Result<Self, TooLarge> {
@@ -56,10 +50,7 @@ impl Packet {
     }
 
     fn bare(request: &Request) -> Result<Self, TooLarge> {
-        Ok(Self {
-            bytes: wire::encode_request(request)?.into(),
-            netns: None,
-        })
+        Ok(Self { bytes: wire::encode_request(request)?.into(), netns: None })
     }
 }
 
@@ -72,11 +63,7 @@ pub(crate) struct Channel {
 
 impl Channel {
     pub(crate) fn new(socket: UnixSeqpacket, ack_timeout: Duration) -> Self {
-        Self {
-            socket,
-            buffer: vec![0; MAX_MESSAGE].into(),
-            ack_timeout,
-        }
+        Self { socket, buffer: vec![0; MAX_MESSAGE].into(), ack_timeout }
     }
 
     /// Waits for the client's first message and returns its version.
@@ -118,9 +105,7 @@ impl Channel {
             ancillary.add_fds([netns.as_fd()]).map_err(std::io::Error::from)?;
         }
         // A seqpacket send is all or nothing.
-        self.socket
-            .send_with_ancillary(&packet.bytes, &mut ancillary)
-            .await?;
+        self.socket.send_with_ancillary(&packet.bytes, &mut ancillary).await?;
         Ok(())
     }
 

@@ -23,15 +23,7 @@ pub(crate) async fn run<O: Owner>(
     owner: &O,
     registry: &Registry,
 ) {
-    let rejected = |cause: Cause| {
-        report(
-            owner,
-            Event::Rejected {
-                connection,
-                cause: &cause,
-            },
-        )
-    };
+    let rejected = |cause: Cause| report(owner, Event::Rejected { connection, cause: &cause });
     let mut channel = match welcome(socket, config) {
         Ok(channel) => channel,
         Err(cause) => return rejected(cause),
@@ -57,13 +49,7 @@ pub(crate) async fn run<O: Owner>(
     };
     let Err(cause) = live.serve().await;
     drop(registration);
-    report(
-        owner,
-        Event::Disconnected {
-            connection,
-            cause: &cause,
-        },
-    );
+    report(owner, Event::Disconnected { connection, cause: &cause });
 }
 
 fn welcome(socket: UnixSeqpacket, config: &Config) -> Result<Channel, Cause> {
@@ -153,15 +139,7 @@ impl<O: Owner> Live<'_, O> {
         match self.channel.exchange(&packet).await? {
             Ack::Ok => {
                 let connection = self.connection;
-                report(
-                    self.owner,
-                    Event::SnapshotSent {
-                        connection,
-                        added,
-                        kept,
-                        refused,
-                    },
-                );
+                report(self.owner, Event::SnapshotSent { connection, added, kept, refused });
                 Ok(())
             }
             Ack::Nack(message) => Err(Cause::SnapshotRefused(message)),
@@ -171,19 +149,8 @@ impl<O: Owner> Live<'_, O> {
     /// This ztunnel has not heard of what was added while there was a newer one. What it serves
     /// already it acks without doing anything (`statemanager.rs`, `add_workload_inner`).
     async fn catch_up(&mut self) -> Result<(), Cause> {
-        let Offers {
-            added,
-            kept: _,
-            refused,
-        } = self.offer_all(Phase::AfterSnapshot).await?;
-        report(
-            self.owner,
-            Event::TookOver {
-                connection: self.connection,
-                added,
-                refused,
-            },
-        );
+        let Offers { added, kept: _, refused } = self.offer_all(Phase::AfterSnapshot).await?;
+        report(self.owner, Event::TookOver { connection: self.connection, added, refused });
         Ok(())
     }
 
@@ -219,14 +186,7 @@ impl<O: Owner> Live<'_, O> {
             Ok(packet) => match self.channel.exchange(&packet).await? {
                 Ack::Ok => {
                     if let Some(refusals) = self.retries.settle(uid) {
-                        report(
-                            self.owner,
-                            Event::Recovered {
-                                connection,
-                                uid,
-                                refusals,
-                            },
-                        );
+                        report(self.owner, Event::Recovered { connection, uid, refusals });
                     }
                     return Ok(offered);
                 }
@@ -241,27 +201,13 @@ impl<O: Owner> Live<'_, O> {
             }
             _ => (self.retries.settle(uid).unwrap_or_default() + 1, None),
         };
-        report(
-            self.owner,
-            Event::Refused {
-                connection,
-                uid,
-                error: &error,
-                attempt,
-                retry_in,
-            },
-        );
+        report(self.owner, Event::Refused { connection, uid, error: &error, attempt, retry_in });
         Ok(Offered::Refused)
     }
 
     /// Serves one request of [`Ztunnels`](crate::Ztunnels).
     async fn answer(&mut self, request: Request) -> Result<(), Cause> {
-        let Request {
-            verb,
-            uid,
-            packet,
-            reply,
-        } = request;
+        let Request { verb, uid, packet, reply } = request;
         if verb == Verb::Add && reply.is_closed() {
             return Ok(());
         }

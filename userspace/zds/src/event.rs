@@ -134,41 +134,19 @@ pub(crate) fn report<O: Owner>(owner: &O, event: Event<'_>) {
             warn!(%connection, error = dynamic(*cause), "zds connection rejected");
         }
         Event::Connected { connection, version } => info!(%connection, version, "ztunnel connected"),
-        Event::SnapshotSent {
-            connection,
-            added,
-            kept,
-            refused,
-        } => {
+        Event::SnapshotSent { connection, added, kept, refused } => {
             info!(%connection, added, kept, refused, "zds snapshot sent");
         }
-        Event::TookOver {
-            connection,
-            added,
-            refused,
-        } => {
+        Event::TookOver { connection, added, refused } => {
             info!(%connection, added, refused, "older ztunnel took over");
         }
-        Event::Refused {
-            connection,
-            uid,
-            error,
-            attempt,
-            retry_in,
-        } => {
+        Event::Refused { connection, uid, error, attempt, retry_in } => {
             warn!(%connection, %uid, error = dynamic(*error), attempt, ?retry_in, "ztunnel does not serve workload");
         }
-        Event::Recovered {
-            connection,
-            uid,
-            refusals,
-        } => {
+        Event::Recovered { connection, uid, refusals } => {
             info!(%connection, %uid, refusals, "ztunnel serves workload after refusal");
         }
-        Event::Disconnected {
-            connection,
-            cause: Cause::Closed,
-        } => {
+        Event::Disconnected { connection, cause: Cause::Closed } => {
             info!(%connection, "ztunnel disconnected");
         }
         Event::Disconnected { connection, cause } => {

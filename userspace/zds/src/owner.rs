@@ -61,11 +61,7 @@ pub struct Introduction<'a> {
 
 impl<'a> Introduction<'a> {
     pub(crate) fn new(connection: ConnectionId, channel: &'a mut Channel) -> Self {
-        Self {
-            connection,
-            channel,
-            failure: None,
-        }
+        Self { connection, channel, failure: None }
     }
 
     /// The connection, as later named by [`Owner::ended`] and [`Acked`](crate::Acked).
@@ -91,10 +87,7 @@ impl<'a> Introduction<'a> {
                 Ok(())
             }
             Ok(Ack::Nack(message)) => {
-                let nack = Error::Nacked {
-                    connection,
-                    message: message.clone(),
-                };
+                let nack = Error::Nacked { connection, message: message.clone() };
                 self.failure = Some(Cause::Introduction(nack.into()));
                 Err(Error::Nacked { connection, message })
             }

@@ -38,19 +38,13 @@ struct Refusals {
 
 impl Retries {
     pub(crate) fn new(backoff: Backoff) -> Self {
-        Self {
-            backoff,
-            refused: HashMap::new(),
-        }
+        Self { backoff, refused: HashMap::new() }
     }
 
     /// Counts a refusal; returns how many there were and the pause before the next try.
     pub(crate) fn refuse(&mut self, uid: &WorkloadUid) -> (u32, Duration) {
         let now = Instant::now();
-        let refusals = self
-            .refused
-            .entry(uid.clone())
-            .or_insert(Refusals { count: 0, due: now });
+        let refusals = self.refused.entry(uid.clone()).or_insert(Refusals { count: 0, due: now });
         refusals.count = refusals.count.saturating_add(1);
         let pause = self.backoff.pause(refusals.count);
         refusals.due = now + pause;
@@ -78,16 +72,11 @@ impl Retries {
 mod tests {
     use super::*;
 
-    const BACKOFF: Backoff = Backoff {
-        initial: Duration::from_secs(1),
-        max: Duration::from_secs(30),
-    };
+    const BACKOFF: Backoff = Backoff { initial: Duration::from_secs(1), max: Duration::from_secs(30) };
 
     #[test]
     fn pauses_double_up_to_the_longest() {
-        let seconds: Vec<_> = [1, 2, 3, 5, 6, 33, u32::MAX]
-            .map(|n| BACKOFF.pause(n).as_secs())
-            .into();
+        let seconds: Vec<_> = [1, 2, 3, 5, 6, 33, u32::MAX].map(|n| BACKOFF.pause(n).as_secs()).into();
         assert_eq!(seconds, [1, 2, 4, 16, 30, 30, 30]);
     }
 

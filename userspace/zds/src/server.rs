@@ -13,10 +13,7 @@ use crate::{
 };
 
 /// Pauses after a failing accept(2), which mostly means that descriptors have run out.
-const ACCEPT_BACKOFF: Backoff = Backoff {
-    initial: Duration::from_millis(10),
-    max: Duration::from_secs(1),
-};
+const ACCEPT_BACKOFF: Backoff = Backoff { initial: Duration::from_millis(10), max: Duration::from_secs(1) };
 
 /// Where to listen and how patient to be.
 #[derive(Clone, Debug)]
@@ -48,10 +45,7 @@ impl Config {
             introduction_timeout: Duration::from_secs(10),
             ack_timeout: Duration::from_secs(5),
             accept_interval: Duration::from_millis(200),
-            retry: Backoff {
-                initial: Duration::from_secs(1),
-                max: Duration::from_secs(30),
-            },
+            retry: Backoff { initial: Duration::from_secs(1), max: Duration::from_secs(30) },
         }
     }
 }
@@ -72,13 +66,7 @@ impl Server {
     pub fn bind(config: Config) -> io::Result<Self> {
         let (listener, socket) = SocketFile::listen(&config.path)?;
         let (registry, ztunnels) = Registry::new();
-        Ok(Self {
-            config,
-            listener,
-            socket,
-            registry,
-            ztunnels,
-        })
+        Ok(Self { config, listener, socket, registry, ztunnels })
     }
 
     /// The handle for requests; usable before [`run`](Self::run).
@@ -95,13 +83,7 @@ impl Server {
     /// this server's, and returns when the last [`Owner::ended`] has been called. Requests under way
     /// fail. Dropping the future instead leaves the connections' tasks to `shutdown`.
     pub async fn run<O: Owner>(self, owner: Arc<O>, shutdown: CancellationToken) {
-        let Self {
-            config,
-            mut listener,
-            socket,
-            registry,
-            ztunnels: _,
-        } = self;
+        let Self { config, mut listener, socket, registry, ztunnels: _ } = self;
         let config = Arc::new(config);
         let connections = TaskTracker::new();
         let accept = async {
@@ -120,12 +102,8 @@ impl Server {
                 };
                 failures = 0;
                 let interval = config.accept_interval;
-                let (config, owner, registry, shutdown) = (
-                    Arc::clone(&config),
-                    Arc::clone(&owner),
-                    registry.clone(),
-                    shutdown.clone(),
-                );
+                let (config, owner, registry, shutdown) =
+                    (Arc::clone(&config), Arc::clone(&owner), registry.clone(), shutdown.clone());
                 connections.spawn(async move {
                     let life = connection::run(ConnectionId(number), accepted, &config, &*owner, &registry);
                     shutdown.run_until_cancelled(life).await;

@@ -31,11 +31,7 @@ impl SocketFile {
             })?;
         fs::set_permissions(bound.path(), Permissions::from_mode(0o600))?;
         let metadata = fs::symlink_metadata(bound.path())?;
-        let file = Self {
-            path: path.to_owned(),
-            device: metadata.dev(),
-            inode: metadata.ino(),
-        };
+        let file = Self { path: path.to_owned(), device: metadata.dev(), inode: metadata.ino() };
         Ok((bound.persist(path).map_err(|failed| failed.error)?, file))
     }
 

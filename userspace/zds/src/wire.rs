@@ -107,9 +107,7 @@ pub fn encode_request(request: &Request) -> Result<Vec<u8>, TooLarge> {
         Request::Del { uid } => workload_request::Payload::Del(proto::DelWorkload { uid: uid.to_string() }),
         Request::SnapshotSent => workload_request::Payload::SnapshotSent(proto::SnapshotSent {}),
     };
-    let message = proto::WorkloadRequest {
-        payload: Some(payload),
-    };
+    let message = proto::WorkloadRequest { payload: Some(payload) };
     match message.encoded_len() {
         0..=MAX_REQUEST => Ok(message.encode_to_vec()),
         size => Err(TooLarge { size }),
@@ -121,19 +119,9 @@ pub fn decode_request(packet: &[u8]) -> Result<Request, DecodeError> {
     let message = proto::WorkloadRequest::decode(packet)?;
     Ok(match message.payload.ok_or(DecodeError::NoPayload)? {
         workload_request::Payload::Add(proto::AddWorkload { uid, workload_info }) => {
-            let proto::WorkloadInfo {
-                name,
-                namespace,
-                service_account,
-            } = workload_info.ok_or(DecodeError::NoInfo)?;
-            Request::Add {
-                uid: uid.into(),
-                info: WorkloadInfo {
-                    name,
-                    namespace,
-                    service_account,
-                },
-            }
+            let proto::WorkloadInfo { name, namespace, service_account } =
+                workload_info.ok_or(DecodeError::NoInfo)?;
+            Request::Add { uid: uid.into(), info: WorkloadInfo { name, namespace, service_account } }
         }
         workload_request::Payload::Keep(proto::KeepWorkload { uid }) => Request::Keep { uid: uid.into() },
         workload_request::Payload::Del(proto::DelWorkload { uid }) => Request::Del { uid: uid.into() },
@@ -170,11 +158,7 @@ pub fn decode_ack(packet: &[u8]) -> Result<Ack, DecodeError> {
     let message = proto::WorkloadResponse::decode(packet)?;
     let workload_response::Payload::Ack(proto::Ack { error }) =
         message.payload.ok_or(DecodeError::NoPayload)?;
-    Ok(if error.is_empty() {
-        Ack::Ok
-    } else {
-        Ack::Nack(error)
-    })
+    Ok(if error.is_empty() { Ack::Ok } else { Ack::Nack(error) })
 }
 
 #[cfg(test)]

@@ -70,17 +70,8 @@ impl Registry {
             connected.queues.insert(connection, sender);
             connected.latest = connected.latest.max(Some(connection));
         });
-        let succession = Succession {
-            connected: self.0.subscribe(),
-            connection,
-            latest: Some(connection),
-        };
-        Registration {
-            registry: self.clone(),
-            connection,
-            queue,
-            succession,
-        }
+        let succession = Succession { connected: self.0.subscribe(), connection, latest: Some(connection) };
+        Registration { registry: self.clone(), connection, queue, succession }
     }
 }
 
@@ -171,21 +162,14 @@ impl Ztunnels {
     ) -> Option<Result<Acked, Error>> {
         let mut connected = self.connected();
         loop {
-            let newest = connected
-                .wait_for(|connected| !connected.is_empty())
-                .await
-                .ok()?
-                .newest()?;
+            let newest = connected.wait_for(|connected| !connected.is_empty()).await.ok()?.newest()?;
             *at_deadline = Error::TimedOut { connection: newest };
             match self.request(newest, Verb::Add, uid, packet).await {
                 Err(error @ (Error::TimedOut { .. } | Error::ConnectionLost { .. })) => *at_deadline = error,
                 answer => return Some(answer.map(|()| Acked { connection: newest })),
             }
             // It is about to go; until it has, it would be chosen again.
-            connected
-                .wait_for(|connected| !connected.queues.contains_key(&newest))
-                .await
-                .ok()?;
+            connected.wait_for(|connected| !connected.queues.contains_key(&newest)).await.ok()?;
         }
     }
 
@@ -197,15 +181,10 @@ impl Ztunnels {
     pub async fn del(&self, uid: &WorkloadUid) -> Result<(), Error> {
         let packet = Packet::del(uid)?;
         let all: Vec<_> = self.connected.borrow().queues.keys().copied().collect();
-        let answers: Vec<_> = all
-            .into_iter()
-            .map(|connection| self.request(connection, Verb::Del, uid, &packet))
-            .collect();
+        let answers: Vec<_> =
+            all.into_iter().map(|connection| self.request(connection, Verb::Del, uid, &packet)).collect();
         let answers = futures::future::join_all(answers).await;
-        match answers
-            .into_iter()
-            .find(|answer| matches!(answer, Err(Error::Nacked { .. })))
-        {
+        match answers.into_iter().find(|answer| matches!(answer, Err(Error::Nacked { .. }))) {
             Some(nack) => nack,
             None => Ok(()),
         }
@@ -220,18 +199,9 @@ impl Ztunnels {
         packet: &Packet,
     ) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
-        let request = Request {
-            verb,
-            uid: uid.clone(),
-            packet: packet.clone(),
-            reply,
-        };
-        let sent = self
-            .connected
-            .borrow()
-            .queues
-            .get(&connection)
-            .is_some_and(|queue| queue.send(request).is_ok());
+        let request = Request { verb, uid: uid.clone(), packet: packet.clone(), reply };
+        let sent =
+            self.connected.borrow().queues.get(&connection).is_some_and(|queue| queue.send(request).is_ok());
         if !sent {
             return Err(Error::ConnectionLost { connection });
         }

@@ -43,12 +43,7 @@ mod hello {
 
     #[tokio::test]
     async fn a_first_message_that_is_no_hello_closes_the_connection() {
-        for packet in [
-            &b"\xff\xff\xff"[..],
-            &wire::encode_ack(&Ack::Ok),
-            &[0x08, 0x00],
-            &[b'x'; 20_000],
-        ] {
+        for packet in [&b"\xff\xff\xff"[..], &wire::encode_ack(&Ack::Ok), &[0x08, 0x00], &[b'x'; 20_000]] {
             let mut lab = Lab::new();
             let ztunnel = Ztunnel::silent(&lab).await;
             ztunnel.send(packet).await;
@@ -111,10 +106,7 @@ mod introduction {
         newer.refuse(add("introduction"), "lo is down").await;
         newer.closed().await;
         let cause = lab.seen(Seen::rejected).await;
-        assert!(
-            cause.starts_with("introduction failed: ") && cause.ends_with("lo is down"),
-            "{cause}"
-        );
+        assert!(cause.starts_with("introduction failed: ") && cause.ends_with("lo is down"), "{cause}");
         assert_ne!(lab.seen(Seen::ended).await, connection);
 
         let call = lab.add("a");
@@ -211,8 +203,7 @@ mod snapshot {
         ztunnel.ack().await;
         ztunnel.refuse(add("last"), "no").await;
         ztunnel.take(add("last")).await;
-        lab.seen(|seen| matches!(seen, Seen::Recovered(..)).then_some(()))
-            .await;
+        lab.seen(|seen| matches!(seen, Seen::Recovered(..)).then_some(())).await;
     }
 
     #[tokio::test]
@@ -264,10 +255,7 @@ mod snapshot {
             requests.push(ztunnel.request().await);
             ztunnel.ack().await;
         }
-        assert!(
-            requests.contains(&del("a")) && requests.contains(&Request::SnapshotSent),
-            "{requests:?}"
-        );
+        assert!(requests.contains(&del("a")) && requests.contains(&Request::SnapshotSent), "{requests:?}");
         joined(call).await.unwrap();
     }
 
@@ -296,9 +284,7 @@ mod snapshot {
     async fn a_refused_end_closes_the_connection() {
         let mut lab = Lab::new();
         let ztunnel = Ztunnel::hello(&lab).await;
-        ztunnel
-            .refuse(Request::SnapshotSent, "pod snapshot received already")
-            .await;
+        ztunnel.refuse(Request::SnapshotSent, "pod snapshot received already").await;
         ztunnel.closed().await;
         assert!(lab.seen(Seen::disconnected).await.ends_with("received already"));
         lab.connected(0).await;
@@ -338,15 +324,8 @@ mod requests {
         let lab = Lab::new();
         let mut large = workload("a");
         large.info.name = "n".repeat(wire::MAX_REQUEST);
-        let error = lab
-            .ztunnels
-            .add(&large, Instant::now() + ztunnel::PATIENCE)
-            .await
-            .unwrap_err();
-        assert!(
-            matches!(error, Error::TooLarge(too_large) if too_large.size > wire::MAX_REQUEST),
-            "{error}"
-        );
+        let error = lab.ztunnels.add(&large, Instant::now() + ztunnel::PATIENCE).await.unwrap_err();
+        assert!(matches!(error, Error::TooLarge(too_large) if too_large.size > wire::MAX_REQUEST), "{error}");
     }
 
     #[tokio::test]
@@ -356,10 +335,7 @@ mod requests {
         let call = lab.add("a");
         ztunnel.refuse(add("a"), "address in use").await;
         let error = joined(call).await.unwrap_err();
-        assert!(
-            matches!(&error, Error::Nacked { message, .. } if message == "address in use"),
-            "{error}"
-        );
+        assert!(matches!(&error, Error::Nacked { message, .. } if message == "address in use"), "{error}");
         let call = lab.del("a");
         ztunnel.refuse(del("a"), "no").await;
         assert!(matches!(joined(call).await, Err(Error::Nacked { .. })));
@@ -563,12 +539,8 @@ mod loss {
         ztunnel.ack().await;
         ztunnel.ack().await;
         joined(first).await.unwrap();
-        lab.saw(Seen::Disconnected(connection, "message outside a request".into()))
-            .await;
-        assert!(matches!(
-            joined(second).await,
-            Err(Error::ConnectionLost { .. } | Error::TimedOut { .. })
-        ));
+        lab.saw(Seen::Disconnected(connection, "message outside a request".into())).await;
+        assert!(matches!(joined(second).await, Err(Error::ConnectionLost { .. } | Error::TimedOut { .. })));
     }
 
     #[tokio::test]
@@ -616,8 +588,7 @@ mod loss {
         let mut lab = Lab::new();
         let (ztunnel, connection) = Ztunnel::ready(&mut lab).await;
         drop(ztunnel);
-        lab.saw(Seen::Disconnected(connection, "closed by ztunnel".into()))
-            .await;
+        lab.saw(Seen::Disconnected(connection, "closed by ztunnel".into())).await;
         lab.saw(Seen::Ended(connection)).await;
         lab.connected(0).await;
     }
@@ -686,20 +657,13 @@ mod socket {
     use super::*;
 
     fn config(path: &Path) -> Config {
-        Config {
-            peer_uid: None,
-            accept_interval: Duration::ZERO,
-            ..Config::new(path)
-        }
+        Config { peer_uid: None, accept_interval: Duration::ZERO, ..Config::new(path) }
     }
 
     #[tokio::test]
     async fn it_is_for_its_owner_only_and_alone_in_its_directory() {
         let lab = Lab::new();
-        assert_eq!(
-            fs::metadata(&lab.path).unwrap().permissions().mode() & 0o777,
-            0o600
-        );
+        assert_eq!(fs::metadata(&lab.path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(lab.directory.path()).unwrap().count(), 1);
     }
 
@@ -734,10 +698,7 @@ mod socket {
             matches!(joined(call).await, Err(Error::ConnectionLost { connection: lost }) if lost == connection)
         );
         // No waiting for a ztunnel that can not come.
-        let error = lab
-            .ztunnels
-            .add(&workload("b"), Instant::now() + ztunnel::PATIENCE)
-            .await;
+        let error = lab.ztunnels.add(&workload("b"), Instant::now() + ztunnel::PATIENCE).await;
         assert!(matches!(error, Err(Error::NoZtunnel)));
         assert_eq!(lab.node.uids(), ["a".into()]);
     }

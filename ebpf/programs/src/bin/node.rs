@@ -92,7 +92,7 @@ fn bind(ctx: &SockAddrContext, named: Named) -> i32 {
         }
         OnBind::Introduce => {
             let known = ZTUNNELS.insert(current_tgid(), netns, 0).is_ok() && socket.label_ztunnel();
-            count(netns, if known { Counter::ZtunnelIntroduced } else { Counter::IntroductionFailed });
+            count(0, if known { Counter::ZtunnelIntroduced } else { Counter::IntroductionFailed });
         }
         OnBind::Refuse => {
             count(netns, Counter::BindReserved);

@@ -1,8 +1,8 @@
 //! Attached to one pod's netns: chooses the listening socket of each SYN.
 //!
 //! One instance per pod. The kernel does not check that a selected socket lives in the packet's netns
-//! and a wrong one is a silent black hole, so the netns is a constant of the instance, never derived
-//! from packet addresses.
+//! and a wrong one is a silent black hole, so the netns is the instance's own, never derived from
+//! packet addresses.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 
@@ -19,19 +19,9 @@ use culvert_abi::{
 };
 use culvert_ebpf::{
     context,
-    maps::{self, HOST_FLOWS, LISTENERS, count},
+    maps::{self, HOST_FLOWS, LISTENERS, POD_NETNS, count},
     steer::{Lookups, Packet, Verdict, decide},
 };
-
-/// Cookie of the netns this instance is attached to; the loader writes it.
-#[unsafe(no_mangle)]
-static POD_NETNS: u64 = 0;
-
-#[inline(always)]
-fn netns() -> u64 {
-    // SAFETY: a valid static; volatile because the loader changes it behind the compiler's back.
-    unsafe { (&raw const POD_NETNS).read_volatile() }
-}
 
 struct Maps {
     netns: u64,
@@ -70,7 +60,7 @@ impl Lookups for Maps {
 /// Closed on failure: what should be steered and cannot be is dropped.
 #[sk_lookup]
 fn steer_syn(ctx: SkLookupContext) -> u32 {
-    let netns = netns();
+    let Some(netns) = POD_NETNS.get(0).copied() else { return SK_DROP };
     let packet = context::packet(&ctx);
     match decide(&packet, &Maps { netns }) {
         Verdict::Pass(counter) => {

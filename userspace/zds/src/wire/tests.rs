@@ -8,10 +8,7 @@ fn add(uid: &str, name: &str) -> Request {
         namespace: "default".to_owned(),
         service_account: "sa".to_owned(),
     };
-    Request::Add {
-        uid: uid.into(),
-        info,
-    }
+    Request::Add { uid: uid.into(), info }
 }
 
 /// Bytes as Istio's own code generators write them.
@@ -21,14 +18,8 @@ fn the_bytes_on_the_wire_are_istios() {
     assert_eq!(encode_ack(&Ack::Ok), [0x0a, 0x00]);
     assert_eq!(encode_ack(&Ack::Nack("no".into())), *b"\x0a\x04\x0a\x02no");
     assert_eq!(encode_request(&Request::SnapshotSent).unwrap(), [0x1a, 0x00]);
-    assert_eq!(
-        encode_request(&Request::Del { uid: "u".into() }).unwrap(),
-        *b"\x12\x03\x12\x01u"
-    );
-    assert_eq!(
-        encode_request(&Request::Keep { uid: "u".into() }).unwrap(),
-        *b"\x2a\x03\x0a\x01u"
-    );
+    assert_eq!(encode_request(&Request::Del { uid: "u".into() }).unwrap(), *b"\x12\x03\x12\x01u");
+    assert_eq!(encode_request(&Request::Keep { uid: "u".into() }).unwrap(), *b"\x2a\x03\x0a\x01u");
     assert_eq!(
         encode_request(&add("u", "n")).unwrap(),
         *b"\x0a\x15\x0a\x01u\x12\x10\x0a\x01n\x12\x07default\x1a\x02sa"
@@ -39,16 +30,8 @@ fn the_bytes_on_the_wire_are_istios() {
 fn a_request_of_1024_bytes_is_encoded_and_one_of_1025_is_not() {
     let overhead = encode_request(&add("u", &"n".repeat(900))).unwrap().len() - 900;
     let fits = MAX_REQUEST - overhead;
-    assert_eq!(
-        encode_request(&add("u", &"n".repeat(fits))).unwrap().len(),
-        MAX_REQUEST
-    );
-    assert_eq!(
-        encode_request(&add("u", &"n".repeat(fits + 1))),
-        Err(TooLarge {
-            size: MAX_REQUEST + 1
-        })
-    );
+    assert_eq!(encode_request(&add("u", &"n".repeat(fits))).unwrap().len(), MAX_REQUEST);
+    assert_eq!(encode_request(&add("u", &"n".repeat(fits + 1))), Err(TooLarge { size: MAX_REQUEST + 1 }));
 }
 
 #[test]
@@ -70,14 +53,7 @@ fn requests() -> impl Strategy<Value = Request> {
     let uid = || ".{0,80}".prop_map(WorkloadUid::from);
     prop_oneof![
         (uid(), ".{0,300}", ".{0,80}", ".{0,300}").prop_map(|(uid, name, namespace, service_account)| {
-            Request::Add {
-                uid,
-                info: WorkloadInfo {
-                    name,
-                    namespace,
-                    service_account,
-                },
-            }
+            Request::Add { uid, info: WorkloadInfo { name, namespace, service_account } }
         }),
         uid().prop_map(|uid| Request::Keep { uid }),
         uid().prop_map(|uid| Request::Del { uid }),

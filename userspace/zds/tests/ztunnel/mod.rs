@@ -1,10 +1,6 @@
 //! A scripted ztunnel, and the owner of the workloads it is told of.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "test code outside #[test] functions"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code outside #[test] functions")]
 #![allow(dead_code, unreachable_pub, reason = "shared by several test binaries")]
 
 use std::{
@@ -58,9 +54,7 @@ pub struct Ztunnel {
 
 impl Ztunnel {
     pub async fn silent(lab: &Lab) -> Self {
-        Self {
-            socket: UnixSeqpacket::connect(&lab.path).await.unwrap(),
-        }
+        Self { socket: UnixSeqpacket::connect(&lab.path).await.unwrap() }
     }
 
     pub async fn hello(lab: &Lab) -> Self {
@@ -230,11 +224,7 @@ impl Node {
     }
 
     pub fn take_away(&self, uid: &str) {
-        self.entries
-            .lock()
-            .unwrap()
-            .remove(&uid.into())
-            .expect("was there");
+        self.entries.lock().unwrap().remove(&uid.into()).expect("was there");
     }
 
     fn tell(&self, seen: Seen) {
@@ -278,41 +268,22 @@ impl Owner for Node {
 
     fn event(&self, event: Event<'_>) {
         self.tell(match event {
-            Event::Rejected {
-                connection,
-                cause: why,
-            } => Seen::Rejected(connection, cause(why)),
+            Event::Rejected { connection, cause: why } => Seen::Rejected(connection, cause(why)),
             Event::Connected { connection, version } => {
                 assert_eq!(version, wire::VERSION);
                 Seen::Connected(connection)
             }
-            Event::SnapshotSent {
-                connection,
-                added,
-                kept,
-                refused,
-            } => Seen::SnapshotSent(connection, added, kept, refused),
-            Event::Refused {
-                connection,
-                uid,
-                attempt,
-                retry_in,
-                ..
-            } => Seen::Refused(connection, uid.to_string(), attempt, retry_in.is_some()),
-            Event::Recovered {
-                connection,
-                uid,
-                refusals,
-            } => Seen::Recovered(connection, uid.to_string(), refusals),
-            Event::Disconnected {
-                connection,
-                cause: why,
-            } => Seen::Disconnected(connection, cause(why)),
-            Event::TookOver {
-                connection,
-                added,
-                refused,
-            } => Seen::TookOver(connection, added, refused),
+            Event::SnapshotSent { connection, added, kept, refused } => {
+                Seen::SnapshotSent(connection, added, kept, refused)
+            }
+            Event::Refused { connection, uid, attempt, retry_in, .. } => {
+                Seen::Refused(connection, uid.to_string(), attempt, retry_in.is_some())
+            }
+            Event::Recovered { connection, uid, refusals } => {
+                Seen::Recovered(connection, uid.to_string(), refusals)
+            }
+            Event::Disconnected { connection, cause: why } => Seen::Disconnected(connection, cause(why)),
+            Event::TookOver { connection, added, refused } => Seen::TookOver(connection, added, refused),
             other => panic!("{other:?}"),
         });
     }
@@ -349,10 +320,7 @@ impl Lab {
         let mut config = Config {
             peer_uid: None,
             accept_interval: Duration::ZERO,
-            retry: Backoff {
-                initial: Duration::from_millis(5),
-                max: Duration::from_millis(20),
-            },
+            retry: Backoff { initial: Duration::from_millis(5), max: Duration::from_millis(20) },
             hello_timeout: PATIENCE,
             introduction_timeout: PATIENCE,
             ack_timeout: PATIENCE,
@@ -360,23 +328,11 @@ impl Lab {
         };
         change(&mut config);
         let (tell, seen) = mpsc::unbounded_channel();
-        let node = Arc::new(Node {
-            entries: Mutex::default(),
-            introduce,
-            seen: tell,
-        });
+        let node = Arc::new(Node { entries: Mutex::default(), introduce, seen: tell });
         let server = Server::bind(config).unwrap();
         let (ztunnels, shutdown) = (server.ztunnels(), CancellationToken::new());
         let server = tokio::spawn(server.run(Arc::clone(&node), shutdown.clone()));
-        Self {
-            path,
-            ztunnels,
-            node,
-            shutdown,
-            server,
-            seen,
-            directory,
-        }
+        Self { path, ztunnels, node, shutdown, server, seen, directory }
     }
 
     /// Waits for something the owner is told, passing over the rest.
@@ -411,13 +367,7 @@ impl Lab {
     }
 
     pub async fn connected(&self, count: usize) {
-        patiently(
-            self.ztunnels
-                .connected()
-                .wait_for(|connected| connected.len() == count),
-        )
-        .await
-        .unwrap();
+        patiently(self.ztunnels.connected().wait_for(|connected| connected.len() == count)).await.unwrap();
     }
 }
 
@@ -432,25 +382,15 @@ pub fn info(uid: &str) -> WorkloadInfo {
 /// A stand-in for a netns: the server looks at no descriptor.
 pub fn workload(uid: &str) -> Workload {
     let netns = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
-    Workload {
-        uid: uid.into(),
-        info: info(uid),
-        netns,
-    }
+    Workload { uid: uid.into(), info: info(uid), netns }
 }
 
 pub fn inode(fd: &OwnedFd) -> u64 {
-    File::from(fd.as_fd().try_clone_to_owned().unwrap())
-        .metadata()
-        .unwrap()
-        .ino()
+    File::from(fd.as_fd().try_clone_to_owned().unwrap()).metadata().unwrap().ino()
 }
 
 pub fn add(uid: &str) -> Request {
-    Request::Add {
-        uid: uid.into(),
-        info: info(uid),
-    }
+    Request::Add { uid: uid.into(), info: info(uid) }
 }
 
 pub fn del(uid: &str) -> Request {
@@ -470,13 +410,6 @@ pub async fn joined<T>(call: JoinHandle<T>) -> T {
 pub async fn send_with_descriptor(ztunnel: &Ztunnel, packet: &[u8]) {
     let (file, mut control) = (tempfile::tempfile().unwrap(), [0; 64]);
     let mut ancillary = AncillaryMessageWriter::new(&mut control);
-    ancillary
-        .add_fds([file.as_fd()])
-        .map_err(io::Error::from)
-        .unwrap();
-    ztunnel
-        .socket
-        .send_with_ancillary(packet, &mut ancillary)
-        .await
-        .unwrap();
+    ancillary.add_fds([file.as_fd()]).map_err(io::Error::from).unwrap();
+    ztunnel.socket.send_with_ancillary(packet, &mut ancillary).await.unwrap();
 }
