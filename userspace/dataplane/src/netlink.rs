@@ -21,6 +21,7 @@ const RECEIVE_BUFFER: usize = 65536;
 /// A netlink socket. It stays in the netns in which it was opened.
 pub(crate) struct Netlink {
     socket: Socket,
+    port: u32,
     sequence: u32,
     buffer: Vec<u8>,
 }
@@ -29,9 +30,14 @@ impl Netlink {
     /// Opens a socket of this protocol in the calling thread's netns.
     pub(crate) fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
-        socket.bind_auto()?;
+        let port = socket.bind_auto()?.port_number();
         socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Self { socket, sequence: 0, buffer: vec![0; RECEIVE_BUFFER] })
+        Ok(Self { socket, port, sequence: 0, buffer: vec![0; RECEIVE_BUFFER] })
+    }
+
+    /// The port id that the kernel's announcements of our own changes carry.
+    pub(crate) const fn port(&self) -> u32 {
+        self.port
     }
 
     /// Sends all requests at once and returns the kernel's answer to each. A request that fails does
@@ -135,14 +141,20 @@ impl Changes {
         Ok(Self { socket })
     }
 
-    /// Takes everything that has been announced. An overrun (ENOBUFS) is an announcement too.
-    pub(crate) fn drain(&self) {
-        let mut buffer = [0_u8; 1];
+    /// Takes everything that has been announced and says whether any of it was not caused by requests
+    /// from `own_port`. An overrun (ENOBUFS) is an announcement too.
+    pub(crate) fn drain(&self, own_port: u32) -> bool {
+        let mut any = false;
         loop {
-            match self.socket.recv(&mut &mut buffer[..], libc::MSG_TRUNC) {
-                Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
-                Err(_) => return,
+            // struct nlmsghdr: length, type, flags, sequence, port id. Each datagram is one message.
+            let mut header = [0_u8; 16];
+            match self.socket.recv(&mut &mut header[..], libc::MSG_TRUNC) {
+                Ok(_) => {
+                    let [.., a, b, c, d] = header;
+                    any |= u32::from_ne_bytes([a, b, c, d]) != own_port;
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => any = true,
+                Err(_) => return any,
             }
         }
     }

@@ -4,7 +4,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
 };
@@ -110,6 +110,9 @@ struct Shared {
     /// `EbpfLoader::new` reads and parses the kernel's BTF (17 ms): one for the life of the process.
     loader: Mutex<EbpfLoader<'static>>,
     spares: Mutex<Vec<PodProgram>>,
+    /// How many callers wait for the loader.
+    waiting: AtomicUsize,
+    /// An instance was taken.
     taken: Condvar,
     stop: AtomicBool,
 }
@@ -122,6 +125,7 @@ impl PodPrograms {
         let shared = Arc::new(Shared {
             loader: Mutex::new(loader),
             spares: Mutex::new(vec![first]),
+            waiting: AtomicUsize::new(0),
             taken: Condvar::new(),
             stop: AtomicBool::new(false),
         });
@@ -133,55 +137,69 @@ impl PodPrograms {
     /// An instance for a netns.
     pub(crate) fn take(&self, netns: u64) -> Result<PodProgram, Error> {
         let spare = lock(&self.shared.spares).pop();
-        self.shared.taken.notify_one();
-        let mut program = match spare {
-            Some(program) => program,
-            None => self.shared.load_now()?,
-        };
+        let program = spare.map_or_else(|| self.shared.load_now(), Ok);
+        self.shared.wake();
+        let mut program = program?;
         program.assign(netns)?;
         Ok(program)
     }
 }
 
 impl Shared {
-    /// Whoever held the loader may have made the one that is needed.
+    /// Somebody waits, so the thread that works ahead stands back: the lock alone is not fair.
     fn load_now(&self) -> Result<PodProgram, Error> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
         let mut loader = lock(&self.loader);
+        // Whoever held the loader may have made the one that is needed.
         let spare = lock(&self.spares).pop();
-        spare.map_or_else(|| PodProgram::load(&mut loader), Ok)
+        let program = spare.map_or_else(|| PodProgram::load(&mut loader), Ok);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        program
     }
 
     fn keep_ready(&self) {
-        while !self.stop.load(Ordering::Relaxed) {
-            if lock(&self.spares).len() < SPARES {
-                let mut loader = lock(&self.loader);
-                match PodProgram::load(&mut loader) {
-                    Ok(program) => lock(&self.spares).push(program),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot make a pod program ahead of time; trying at the next pod");
-                        self.wait();
-                    }
+        while !self.stop.load(Ordering::SeqCst) {
+            let spares = lock(&self.spares);
+            if self.must_wait(spares.len()) {
+                self.wait(spares);
+                continue;
+            }
+            drop(spares);
+            let mut loader = lock(&self.loader);
+            match PodProgram::load(&mut loader) {
+                Ok(program) => lock(&self.spares).push(program),
+                Err(error) => {
+                    drop(loader);
+                    tracing::warn!(%error, "cannot make a pod program ahead of time; trying at the next pod");
+                    self.wait(lock(&self.spares));
                 }
-            } else {
-                self.wait();
             }
         }
     }
 
-    fn wait(&self) {
-        let spares = lock(&self.spares);
-        if !self.stop.load(Ordering::Relaxed) {
+    fn must_wait(&self, spares: usize) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0 || spares >= SPARES
+    }
+
+    /// Sleeps until an instance is taken.
+    fn wait(&self, spares: MutexGuard<'_, Vec<PodProgram>>) {
+        if !self.stop.load(Ordering::SeqCst) {
             drop(self.taken.wait(spares));
         }
+    }
+
+    /// With the lock, so that nobody who has just decided to sleep misses it.
+    fn wake(&self) {
+        let spares = lock(&self.spares);
+        self.taken.notify_all();
+        drop(spares);
     }
 }
 
 impl Drop for PodPrograms {
     fn drop(&mut self) {
-        let guard = lock(&self.shared.spares);
-        self.shared.stop.store(true, Ordering::Relaxed);
-        drop(guard);
-        self.shared.taken.notify_all();
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.wake();
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap_or_default();
         }

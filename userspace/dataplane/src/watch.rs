@@ -60,7 +60,9 @@ impl Watched {
     }
 
     fn follow(&mut self, maps: &Maps) -> Result<(), Error> {
-        self.changes.drain();
+        if !self.changes.drain(self.netlink.port()) {
+            return Ok(());
+        }
         let found = routing::interfaces(&mut self.netlink).map_err(Error::system("rtnetlink dump"))?;
         self.sync(maps, found)
     }
