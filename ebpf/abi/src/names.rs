@@ -26,6 +26,8 @@ pub const POD_ADDRESSES: &str = "POD_ADDRESSES";
 pub const LISTENERS: &str = "LISTENERS";
 /// Open connections from the host to pods.
 pub const HOST_FLOWS: &str = "HOST_FLOWS";
+/// Connections of workloads from addresses that are not known (yet).
+pub const UNKNOWN_FLOWS: &str = "UNKNOWN_FLOWS";
 /// Processes known as ztunnel: tgid to the cookie of the netns it was introduced in.
 pub const ZTUNNELS: &str = "ZTUNNELS";
 /// Which sockets are ztunnel's.
@@ -34,8 +36,17 @@ pub const SOCKET_LABELS: &str = "SOCKET_LABELS";
 pub const COUNTERS: &str = "COUNTERS";
 
 /// Every map that outlives its loader, in the order in which they are pinned.
-pub const MAPS: [&str; 8] =
-    [PODS, OWN_ADDRESSES, POD_ADDRESSES, LISTENERS, HOST_FLOWS, ZTUNNELS, SOCKET_LABELS, COUNTERS];
+pub const MAPS: [&str; 9] = [
+    PODS,
+    OWN_ADDRESSES,
+    POD_ADDRESSES,
+    LISTENERS,
+    HOST_FLOWS,
+    UNKNOWN_FLOWS,
+    ZTUNNELS,
+    SOCKET_LABELS,
+    COUNTERS,
+];
 
 /// Read-only global of the node object: the host's netns cookie.
 pub const HOST_NETNS: &str = "HOST_NETNS";

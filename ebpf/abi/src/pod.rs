@@ -32,7 +32,8 @@ pub struct PodEntry {
     pub state: u32,
     /// [`BYPASS_INBOUND`] or 0.
     pub flags: u32,
-    /// Bit i is the former value of the i-th sysctl that enrollment sets to 1.
+    /// Bit i is the former value of the i-th sysctl that enrollment sets to 1; then one bit for each of
+    /// ztunnel's ports that the kernel did not give away before either.
     pub saved_sysctls: u32,
     /// Former `IFLA_GSO_MAX_SIZE` of `lo`, bytes; 0: not changed.
     pub saved_gso_max_size: u32,

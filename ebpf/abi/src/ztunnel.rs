@@ -16,8 +16,8 @@ pub const MARK_MASK: u32 = 0xfff;
 pub const ZTUNNEL_MARK: u32 = 0x539;
 /// Packets of this socket must stay inside the netns.
 pub const LOOP_MARK: u32 = 0x111;
-/// Packets of this socket reach the pod's own addresses by the local table; an answer to them (a RST
-/// of a workload that is gone) must stay inside the netns.
+/// Packets of this socket reach the pod's own addresses by the local table. An answer to them (a RST of
+/// a workload that is gone), and they themselves when the address is gone, must stay inside the netns.
 pub const ACCEPTED_MARK: u32 = 0x112;
 
 /// Value of `SOCKET_LABELS` for a socket that a known ztunnel created; accepted sockets inherit it.

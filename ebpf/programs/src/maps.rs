@@ -4,10 +4,10 @@ use core::{ffi::c_void, ptr::null};
 
 use aya_ebpf::{
     bindings::{
-        BPF_F_CLONE, BPF_F_NO_PREALLOC, BPF_NOEXIST,
+        BPF_F_CLONE, BPF_F_NO_PREALLOC, BPF_NOEXIST, BPF_SK_LOOKUP_F_NO_REUSEPORT,
         bpf_map_type::{BPF_MAP_TYPE_SK_STORAGE, BPF_MAP_TYPE_SOCKHASH},
     },
-    btf_maps::{Array, HashMap, PerCpuHashMap},
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuHashMap},
     helpers::{bpf_map_lookup_elem, bpf_sk_assign, bpf_sk_release, bpf_sock_hash_update},
     macros::btf_map,
     programs::{SkLookupContext, SockOpsContext},
@@ -37,6 +37,12 @@ pub static LISTENERS: Listeners = Listeners::new();
 /// process that opens many must not evict a probe.
 #[btf_map]
 pub static HOST_FLOWS: HashMap<FlowKey, u64, 262_144, NO_PREALLOC> = HashMap::new();
+
+/// Captured connections whose source is no address of the pod that we know of: one that it got a moment
+/// ago, or `IP_FREEBIND`. Told from a stranger's by nothing else if they come in by another interface than
+/// `lo` (SO_BINDTODEVICE). `host` is the source and `pod` the destination; the value is not used.
+#[btf_map]
+pub static UNKNOWN_FLOWS: LruHashMap<FlowKey, u32, 4096> = LruHashMap::new();
 
 /// Processes known as ztunnel: tgid to the cookie of the netns in which it was introduced.
 #[btf_map]
@@ -139,16 +145,18 @@ impl Listeners {
     }
 
     /// Selects the socket stored there for the packet of a `sk_lookup` program. False when there is
-    /// none, or it cannot take a packet of that family. A member of a SO_REUSEPORT group stands for
-    /// its whole group.
+    /// none, or it cannot take a packet of that family. Exactly this
+    /// socket, whoever else is in its SO_REUSEPORT group: a workload can get into it if the kernel gives
+    /// it the port while no ztunnel listens (`listen()` without `bind()`).
     #[inline(always)]
     pub fn select(&self, context: &SkLookupContext, key: &ListenerKey) -> bool {
         let socket = self.acquire(key);
         if socket.is_null() {
             return false;
         }
+        let flags = u64::from(BPF_SK_LOOKUP_F_NO_REUSEPORT);
         // SAFETY: the verifier checks the context; `socket` is not null.
-        let selected = unsafe { bpf_sk_assign(context.lookup.cast(), socket, 0) } == 0;
+        let selected = unsafe { bpf_sk_assign(context.lookup.cast(), socket, flags) } == 0;
         // SAFETY: as in `has`.
         unsafe { bpf_sk_release(socket) };
         selected

@@ -3,7 +3,7 @@
 use culvert_abi::{
     Counter,
     pod::ACTIVE,
-    ztunnel::{LOOP_MARK, with_mark},
+    ztunnel::{ACCEPTED_MARK, LOOP_MARK, MARK_MASK, with_mark},
 };
 
 use crate::socket::Owner;
@@ -22,34 +22,44 @@ pub enum Destination {
 /// What to do at `TCP_CONNECT_CB`, before the SYN is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnConnect {
-    /// The packets of this connection must stay inside the netns: set the LOOP mark.
-    pub keep_inside: bool,
+    /// The packets of this connection must stay inside the netns: our part of the mark to set.
+    pub mark: Option<u32>,
     /// The counter of this path.
     pub counter: Counter,
 }
 
-/// A connection of the workload to the outside is delivered to 15001, inside; one to the pod itself
-/// stays inside as well, so that an address that has just been taken away ends in a local RST; one of
-/// ztunnel to the workload is source-preserving, its replies go to a foreign address and must loop.
+/// A connection of the workload to the outside is delivered to 15001, inside; one of ztunnel to the
+/// workload is source-preserving, its replies go to a foreign address and must loop. One of the pod to
+/// itself stays inside as well, also when the address has just been taken away; as long as it is there the
+/// local table decides, because a socket bound to a device takes answers only by the interface that owns
+/// the address.
 #[inline(always)]
-pub const fn on_connect(state: u32, owner: Owner, destination: Destination) -> OnConnect {
-    let (keep_inside, counter) = match (state, owner, destination) {
-        (ACTIVE, Owner::Workload, Destination::Remote) => (true, Counter::CapturedOutbound),
-        (ACTIVE, Owner::Workload, Destination::Own) => (true, Counter::PassedOwnAddress),
-        (ACTIVE, Owner::Workload, Destination::Loopback) => (false, Counter::PassedLoopback),
-        (ACTIVE, Owner::Ztunnel, Destination::Own) => (true, Counter::ZtunnelToWorkload),
-        (ACTIVE, Owner::Ztunnel, Destination::Remote | Destination::Loopback) => {
-            (false, Counter::ZtunnelUpstream)
+pub const fn on_connect(state: u32, owner: Owner, mark: u32, destination: Destination) -> OnConnect {
+    let (mark, counter) = match (state, owner, destination) {
+        (ACTIVE, Owner::Workload, Destination::Remote) => (Some(LOOP_MARK), Counter::CapturedOutbound),
+        (ACTIVE, Owner::Workload, Destination::Own) => (Some(ACCEPTED_MARK), Counter::PassedOwnAddress),
+        (ACTIVE, Owner::Workload, Destination::Loopback) => (None, Counter::PassedLoopback),
+        (ACTIVE, Owner::Ztunnel, Destination::Own) => (Some(LOOP_MARK), Counter::ZtunnelToWorkload),
+        // See `is_inbound_leg`.
+        (ACTIVE, Owner::Ztunnel, Destination::Remote) if mark & MARK_MASK == LOOP_MARK => {
+            (None, Counter::ZtunnelToWorkload)
         }
-        _ => (false, Counter::PassedInactive),
+        (ACTIVE, Owner::Ztunnel, Destination::Remote | Destination::Loopback) => {
+            (None, Counter::ZtunnelUpstream)
+        }
+        _ => (None, Counter::PassedInactive),
     };
-    OnConnect { keep_inside, counter }
+    OnConnect { mark, counter }
 }
 
-/// The mark of a socket whose packets stay inside, the bits of others kept.
+/// What a mark must be changed to before the kernel routes a connection of the workload, if at all: with
+/// one of ours it would be looped already, and be given its destination for a source.
 #[inline(always)]
-pub const fn loop_mark(mark: u32) -> u32 {
-    with_mark(mark, LOOP_MARK)
+pub const fn without_our_routing(mark: u32) -> Option<u32> {
+    match mark & MARK_MASK {
+        LOOP_MARK | ACCEPTED_MARK => Some(with_mark(mark, 0)),
+        _ => None,
+    }
 }
 
 /// Whether `connect()` must be refused while ztunnel does not listen on 15001. A looped IPv4 SYN that
@@ -57,6 +67,14 @@ pub const fn loop_mark(mark: u32) -> u32 {
 #[inline(always)]
 pub const fn needs_listener(state: u32, owner: Owner, destination: Destination) -> bool {
     matches!((state, owner, destination), (ACTIVE, Owner::Workload, Destination::Remote))
+}
+
+/// Whether a connection of ztunnel must stay inside although its destination is not known to be the pod's:
+/// AnyIP, or an address that is a moment old. Only inbound does ztunnel bind the source, the client's
+/// (`freebind_connect`, src/proxy.rs).
+#[inline(always)]
+pub const fn is_inbound_leg(owner: Owner, destination: Destination, has_source: bool) -> bool {
+    has_source && matches!((owner, destination), (Owner::Ztunnel, Destination::Remote))
 }
 
 #[cfg(test)]
@@ -69,21 +87,36 @@ mod tests {
     use Owner::{Workload, Ztunnel};
 
     #[rstest]
-    #[case(Workload, Remote, true, Counter::CapturedOutbound)]
-    #[case(Workload, Own, true, Counter::PassedOwnAddress)]
-    #[case(Workload, Loopback, false, Counter::PassedLoopback)]
-    #[case(Ztunnel, Remote, false, Counter::ZtunnelUpstream)]
-    #[case(Ztunnel, Own, true, Counter::ZtunnelToWorkload)]
-    #[case(Ztunnel, Loopback, false, Counter::ZtunnelUpstream)]
+    #[case(Workload, Remote, Some(LOOP_MARK), Counter::CapturedOutbound)]
+    #[case(Workload, Own, Some(ACCEPTED_MARK), Counter::PassedOwnAddress)]
+    #[case(Workload, Loopback, None, Counter::PassedLoopback)]
+    #[case(Ztunnel, Remote, None, Counter::ZtunnelUpstream)]
+    #[case(Ztunnel, Own, Some(LOOP_MARK), Counter::ZtunnelToWorkload)]
+    #[case(Ztunnel, Loopback, None, Counter::ZtunnelUpstream)]
     fn an_active_pod_decides_by_owner_and_destination(
         #[case] owner: Owner,
         #[case] destination: Destination,
-        #[case] keep_inside: bool,
+        #[case] mark: Option<u32>,
         #[case] counter: Counter,
     ) {
-        assert_eq!(on_connect(ACTIVE, owner, destination), OnConnect { keep_inside, counter });
+        assert_eq!(on_connect(ACTIVE, owner, 0, destination), OnConnect { mark, counter });
         let refusable = owner == Workload && destination == Remote;
         assert_eq!(needs_listener(ACTIVE, owner, destination), refusable);
+    }
+
+    #[test]
+    fn an_inbound_leg_to_an_address_that_is_not_known_stays_inside() {
+        assert!(is_inbound_leg(Ztunnel, Remote, true));
+        let decided = on_connect(ACTIVE, Ztunnel, 0x40111, Remote);
+        assert_eq!(decided, OnConnect { mark: None, counter: Counter::ZtunnelToWorkload });
+        for (owner, destination, has_source) in [
+            (Ztunnel, Remote, false),
+            (Ztunnel, Own, true),
+            (Ztunnel, Loopback, true),
+            (Workload, Remote, true),
+        ] {
+            assert!(!is_inbound_leg(owner, destination, has_source));
+        }
     }
 
     #[test]
@@ -91,7 +124,7 @@ mod tests {
         for state in [0, REGISTERED, DRAINING, INTRODUCTION, 99] {
             for owner in [Workload, Ztunnel] {
                 for destination in [Loopback, Own, Remote] {
-                    assert!(!on_connect(state, owner, destination).keep_inside);
+                    assert_eq!(on_connect(state, owner, LOOP_MARK, destination).mark, None);
                     assert!(!needs_listener(state, owner, destination));
                 }
             }
@@ -99,9 +132,11 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_set_by_the_workload_does_not_survive() {
-        for mark in [0x539, 0x40539, 0x111, 0] {
-            assert_eq!(loop_mark(mark) & 0xfff, 0x111);
+    fn only_marks_that_route_are_taken_off_before_routing() {
+        assert_eq!(without_our_routing(0x111), Some(0));
+        assert_eq!(without_our_routing(0x70112), Some(0x70000));
+        for mark in [0, 7, 0x539, 0x40539, 0x110] {
+            assert_eq!(without_our_routing(mark), None);
         }
     }
 }

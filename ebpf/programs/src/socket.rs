@@ -70,6 +70,20 @@ impl Socket {
         !unsafe { bpf_sk_storage_get(SOCKET_LABELS.as_ptr(), self.0.cast(), value, create) }.is_null()
     }
 
+    /// Whether it is bound to an address.
+    #[inline(always)]
+    pub fn has_source(self) -> bool {
+        // SAFETY: as above.
+        let v4 = unsafe { (*self.0).src_ip4 };
+        let word = |index: usize| {
+            // SAFETY: as above; a volatile read because the verifier takes single words only.
+            let field = unsafe { &raw const (*self.0).src_ip6[index] };
+            // SAFETY: as above.
+            unsafe { field.read_volatile() }
+        };
+        v4 | word(0) | word(1) | word(2) | word(3) != 0
+    }
+
     /// Its SO_MARK.
     #[inline(always)]
     pub const fn mark(self) -> u32 {
@@ -90,9 +104,9 @@ pub fn current_is_ztunnel() -> bool {
     ZTUNNELS.get_ptr(current_tgid()).is_some()
 }
 
-/// Sets SO_MARK of the socket of a `sock_ops` program.
+/// Sets SO_MARK of the socket of a `sock_ops` or `sock_addr` program.
 #[inline(always)]
-pub fn set_mark(context: &SockOpsContext, mark: u32) -> bool {
+pub fn set_mark(context: &impl EbpfContext, mark: u32) -> bool {
     set_option(context, SO_MARK, mark)
 }
 

@@ -34,6 +34,8 @@ pub trait Lookups {
     fn owns(&self, address: &Address) -> bool;
     /// Whether a process of the host opened this connection.
     fn is_host_flow(&self, packet: &Packet) -> bool;
+    /// Whether the workload opened this connection, from an address that was not known to be the pod's.
+    fn is_unknown_flow(&self, packet: &Packet) -> bool;
 }
 
 /// What to do with the packet.
@@ -79,10 +81,13 @@ pub fn decide(packet: &Packet, lookups: &impl Lookups) -> Verdict {
         return Verdict::Pass(Counter::LookupInactive);
     };
     if !lookups.owns(&packet.local) {
-        // Captured, if this netns sent it. Otherwise it is AnyIP or an address that we have not been
-        // told of yet: 15001 would lend a stranger the pod's identity.
-        return if packet.ingress_ifindex == LOOPBACK_IFINDEX || lookups.owns(&packet.remote) {
+        // Captured, if the workload sent it. Otherwise it is AnyIP or an address that we have not been
+        // told of yet: 15001 would lend a stranger the pod's identity, and ztunnel's connection to such
+        // an address would come back to ztunnel.
+        return if lookups.owns(&packet.remote) || lookups.is_unknown_flow(packet) {
             OUTBOUND
+        } else if packet.ingress_ifindex == LOOPBACK_IFINDEX {
+            Verdict::Pass(Counter::LookupFromZtunnel)
         } else {
             inbound(Counter::LookupUnknownAddress)
         };

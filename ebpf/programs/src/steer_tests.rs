@@ -13,6 +13,7 @@ struct World {
     pod: Option<PodEntry>,
     own: Vec<Address>,
     host_flow: bool,
+    unknown_flow: bool,
 }
 
 impl Lookups for World {
@@ -25,6 +26,9 @@ impl Lookups for World {
     fn is_host_flow(&self, _packet: &Packet) -> bool {
         self.host_flow
     }
+    fn is_unknown_flow(&self, _packet: &Packet) -> bool {
+        self.unknown_flow
+    }
 }
 
 fn address(text: &str) -> Address {
@@ -34,7 +38,7 @@ fn address(text: &str) -> Address {
 fn world(state: u32, flags: u32, host_flow: bool) -> World {
     let own = ["10.0.0.5", "fd00::5", "127.0.0.1", "::1", "fe80::5"].map(address);
     let pod = PodEntry { state, flags, ..PodEntry::default() };
-    World { pod: Some(pod), own: own.into(), host_flow }
+    World { pod: Some(pod), own: own.into(), host_flow, unknown_flow: false }
 }
 
 fn packet(local: &str, local_port: u16, remote: &str, ingress_ifindex: u32) -> Packet {
@@ -59,6 +63,7 @@ const fn pass(counter: Counter) -> Verdict {
 #[case::outbound_to_ztunnels_ports_elsewhere("10.0.0.9", 15001, "10.0.0.5", LO, OUTBOUND)]
 #[case::outbound_hbone_by_hand("10.0.0.9", 15008, "10.0.0.5", LO, OUTBOUND)]
 #[case::any_ip("192.0.2.1", 80, "10.0.0.9", ETH0, inbound(Counter::LookupUnknownAddress))]
+#[case::any_ip_from_ztunnel("192.0.2.1", 80, "10.0.0.9", LO, pass(Counter::LookupFromZtunnel))]
 #[case::any_ip_on_15001("192.0.2.1", 15001, "10.0.0.9", ETH0, inbound(Counter::LookupUnknownAddress))]
 #[case::inbound_v4("10.0.0.5", 80, "10.0.0.9", ETH0, inbound(Counter::LookupInbound))]
 #[case::inbound_v6("fd00::5", 80, "fd00::9", ETH0, inbound(Counter::LookupInbound))]
@@ -121,7 +126,8 @@ fn every_combination_is_decided_and_none_lends_the_pods_identity_to_a_stranger()
                 if from_outside {
                     assert_ne!(verdict, OUTBOUND, "{packet:?}");
                 }
-                if !world.owns(&packet.local) && !packet.local.is_loopback() {
+                let from_ztunnel = ingress == LO && !world.owns(&packet.remote);
+                if !world.owns(&packet.local) && !packet.local.is_loopback() && !from_ztunnel {
                     assert!(matches!(verdict, Verdict::Steer { .. }), "{packet:?}");
                 }
                 if world.owns(&packet.local) {
@@ -130,6 +136,16 @@ fn every_combination_is_decided_and_none_lends_the_pods_identity_to_a_stranger()
             }
         }
     }
+}
+
+#[test]
+fn a_workload_with_an_unknown_source_is_captured_whatever_the_interface() {
+    let world = World { unknown_flow: true, ..world(ACTIVE, 0, false) };
+    for ingress in [LO, ETH0] {
+        assert_eq!(decide(&packet("10.0.0.9", 80, "192.0.2.1", ingress), &world), OUTBOUND);
+        assert_eq!(decide(&packet("fd00::9", 15001, "fd00::99", ingress), &world), OUTBOUND);
+    }
+    assert_eq!(decide(&packet("10.0.0.5", 80, "192.0.2.1", ETH0), &world), inbound(Counter::LookupInbound));
 }
 
 #[test]

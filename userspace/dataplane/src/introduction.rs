@@ -3,7 +3,8 @@
 //! Process ids that BPF sees belong to the initial pid namespace, those of SO_PEERCRED to the agent's:
 //! instead of translating, each ztunnel is given a workload of the agent's own, an empty netns. Whoever
 //! binds ztunnel's ports there is that ztunnel, and stays known as long as it listens there: the kernel
-//! removes a listener of a process that ended, so no later process with its id is taken for it.
+//! removes a listener of a process that ended. Until the sweep has seen that, a process that is given its id
+//! would be taken for it.
 
 use std::{
     collections::HashMap,
@@ -18,7 +19,7 @@ use crate::{Dataplane, Error, Netns, maps::Maps};
 
 /// How long a ztunnel may be without a listener: one that drains has closed them all and still opens
 /// connections for those it accepted.
-const GRACE: Duration = Duration::from_secs(60);
+const GRACE: Duration = Duration::from_secs(10);
 
 /// A netns in which one ztunnel introduces itself. It lives as long as the ZDS connection, and proves
 /// at any time that this ztunnel accepts connections.

@@ -17,6 +17,7 @@
 mod bpf;
 mod config;
 mod error;
+mod guard;
 mod introduction;
 mod listeners;
 mod maps;
@@ -27,6 +28,7 @@ mod object;
 mod pins;
 mod pod;
 pub mod probe;
+mod reserved_ports;
 mod routing;
 mod sockets;
 mod sysctl;

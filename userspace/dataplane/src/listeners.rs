@@ -8,33 +8,37 @@ use culvert_abi::{
 use crate::{Dataplane, Error, Netns, sockets};
 
 impl Dataplane {
-    /// To be called between ztunnel's acknowledgement and [`Dataplane::activate`].
+    /// To be called between ztunnel's acknowledgement and [`Dataplane::activate`], and after a refusal:
+    /// a foreign listener that shares its port with nobody makes ztunnel's `bind()` fail, and ztunnel
+    /// does not name the port.
     ///
     /// # Errors
+    /// - [`Error::ForeignListener`]: somebody else had one of ztunnel's ports before registration;
     /// - [`Error::NoListener`]: ztunnel has not opened one of its three ports;
-    /// - [`Error::ForeignListener`]: somebody else had one of its ports before registration;
     /// - [`Error::NotTransparent`]: the listener could not answer for a foreign address. ztunnel sets
     ///   the option after `listen()`, so no hook sees it (`src/proxy.rs`, `maybe_set_transparent`).
     pub fn check_listeners(&self, netns: &Netns) -> Result<(), Error> {
+        const PORTS: [u16; 3] = [OUTBOUND_PORT, INBOUND_PORT, HBONE_PORT];
         let cookie = netns.cookie();
         let listening = netns.run(sockets::listening)?.map_err(Error::system("sock_diag"))?;
         let mut known = Vec::new();
-        for port in [OUTBOUND_PORT, INBOUND_PORT, HBONE_PORT] {
-            known.extend(self.check_listener(netns, port)?);
+        for port in PORTS {
+            known.extend(self.maps.listeners(cookie, port, DUAL_STACK)?);
         }
         for family in [libc::AF_INET, libc::AF_INET6] {
             known.extend(self.maps.listeners(cookie, DNS_PORT, family as u16)?);
         }
-        for socket in listening.iter().filter(|socket| is_reserved(socket.port)) {
-            let port = socket.port;
-            if !known.contains(&socket.cookie) {
-                return Err(Error::ForeignListener { address: socket.address, port, cookie });
-            }
-            if port != DNS_PORT && !socket.is_transparent {
-                return Err(Error::NotTransparent { port, cookie });
-            }
+        let reserved = || listening.iter().filter(|socket| is_reserved(socket.port));
+        if let Some(foreign) = reserved().find(|socket| !known.contains(&socket.cookie)) {
+            return Err(Error::ForeignListener { address: foreign.address, port: foreign.port, cookie });
         }
-        Ok(())
+        for port in PORTS {
+            self.check_listener(netns, port)?;
+        }
+        match reserved().find(|socket| socket.port != DNS_PORT && !socket.is_transparent) {
+            Some(opaque) => Err(Error::NotTransparent { port: opaque.port, cookie }),
+            None => Ok(()),
+        }
     }
 
     /// The cookies of ztunnel's sockets that are stored for a port, at least one.

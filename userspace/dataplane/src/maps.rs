@@ -4,6 +4,8 @@ use std::{
     net::IpAddr,
     os::fd::AsFd as _,
     sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
 };
 
 use aya::{
@@ -13,6 +15,7 @@ use aya::{
 };
 use culvert_abi::{
     Address, Counters, FlowKey, ListenerKey, OwnAddress, PodEntry, flow::LIFETIME_NS, listener::SLOTS, names,
+    pod::INTRODUCTION,
 };
 
 use crate::{Error, bpf};
@@ -62,6 +65,17 @@ impl Maps {
         absent_is_none(lock(&self.pods).remove(&netns)).map_err(Error::map("write", names::PODS)).map(drop)
     }
 
+    /// The netns that are introductions.
+    pub(crate) fn introductions(&self) -> Result<Vec<u64>, Error> {
+        let pods = lock(&self.pods).iter().collect::<Result<Vec<(u64, PodEntry)>, _>>();
+        let pods = pods.map_err(Error::map("read", names::PODS))?;
+        Ok(pods
+            .into_iter()
+            .filter(|(_, entry)| entry.state == INTRODUCTION)
+            .map(|(netns, _)| netns)
+            .collect())
+    }
+
     pub(crate) fn add_own_address(&self, netns: u64, address: Address) -> Result<(), Error> {
         let key = OwnAddress { netns, address };
         lock(&self.own_addresses).insert(key, 1, 0).map_err(Error::map("write", names::OWN_ADDRESSES))
@@ -82,7 +96,16 @@ impl Maps {
     }
 
     /// An address belongs to the pod that was given it last.
-    pub(crate) fn set_pod_addresses(&self, netns: u64, addresses: &[IpAddr]) -> Result<(), Error> {
+    pub(crate) fn add_pod_addresses(&self, netns: u64, addresses: &[IpAddr]) -> Result<(), Error> {
+        let mut map = lock(&self.pod_addresses);
+        addresses
+            .iter()
+            .try_for_each(|address| map.insert(Address::from(*address), netns, 0))
+            .map_err(Error::map("write", names::POD_ADDRESSES))
+    }
+
+    /// Removes a pod's addresses but these. Reads every pod's: two system calls for each.
+    pub(crate) fn retain_pod_addresses(&self, netns: u64, addresses: &[IpAddr]) -> Result<(), Error> {
         let wanted: Vec<Address> = addresses.iter().map(|address| (*address).into()).collect();
         let mut map = lock(&self.pod_addresses);
         let present =
@@ -91,9 +114,6 @@ impl Maps {
             if owner == netns && !wanted.contains(&address) {
                 absent_is_none(map.remove(&address)).map_err(Error::map("write", names::POD_ADDRESSES))?;
             }
-        }
-        for address in wanted {
-            map.insert(address, netns, 0).map_err(Error::map("write", names::POD_ADDRESSES))?;
         }
         Ok(())
     }
@@ -133,14 +153,25 @@ impl Maps {
     }
 
     /// Gives a netns counters of its own; those it has are kept.
+    ///
+    /// Per-CPU memory comes from a small reserve that the kernel fills up a moment after it was used: in
+    /// a burst of pods it may be empty just now.
     pub(crate) fn start_counting(&self, netns: u64) -> Result<(), Error> {
         const BPF_NOEXIST: u64 = 1;
+        const PATIENCE: Duration = Duration::from_millis(100);
         let cpus = nr_cpus().map_err(|(path, error)| Error::path("read", path)(error))?;
-        let zero = PerCpuValues::try_from(vec![Counters::default(); cpus])
-            .map_err(Error::system("per-CPU values"))?;
-        match lock(&self.counters).insert(netns, zero, BPF_NOEXIST) {
-            Err(error) if errno(&error) == Some(libc::EEXIST) => Ok(()),
-            result => result.map_err(Error::map("write", names::COUNTERS)),
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let zero = PerCpuValues::try_from(vec![Counters::default(); cpus])
+                .map_err(Error::system("per-CPU values"))?;
+            let result = lock(&self.counters).insert(netns, zero, BPF_NOEXIST);
+            match result {
+                Err(error) if errno(&error) == Some(libc::EEXIST) => return Ok(()),
+                Err(error) if errno(&error) == Some(libc::ENOMEM) && Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                result => return result.map_err(Error::map("write", names::COUNTERS)),
+            }
         }
     }
 

@@ -91,11 +91,16 @@ impl Dataplane {
         Ok(gone)
     }
 
-    /// Replaces the program of each pod that an earlier process captured.
+    /// Replaces the program of each pod that an earlier process captured, and removes what is of no use.
     fn adopt_pods(&self) -> Result<(), Error> {
         let gone = self.collect()?;
         if !gone.is_empty() {
             tracing::info!(cookies = ?gone, "removed what was left of pods whose netns is gone");
+        }
+        // A process that was killed could not end them. Each ztunnel that is known stays so, and each new
+        // ZDS connection has an introduction of its own.
+        for netns in self.maps.introductions()? {
+            self.maps.remove_pod(netns)?;
         }
         for cookie in self.pins.pods()? {
             let path = self.pins.pod(cookie);

@@ -247,6 +247,7 @@ mod tests {
             (names::POD_ADDRESSES, size_of::<Address>(), size_of::<u64>()),
             (names::LISTENERS, size_of::<ListenerKey>(), size_of::<u64>()),
             (names::HOST_FLOWS, size_of::<FlowKey>(), size_of::<u64>()),
+            (names::UNKNOWN_FLOWS, size_of::<FlowKey>(), size_of::<u32>()),
             (names::ZTUNNELS, size_of::<u32>(), size_of::<u64>()),
             (names::SOCKET_LABELS, size_of::<u32>(), size_of::<u32>()),
             (names::COUNTERS, size_of::<u64>(), size_of::<Counters>()),

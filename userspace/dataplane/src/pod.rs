@@ -10,7 +10,7 @@ use culvert_abi::{
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 use crate::{
-    Dataplane, Error, Netns, bpf,
+    Dataplane, Error, Netns, bpf, guard,
     netlink::{Changes, Netlink},
     node::{pin_link, program_error},
     pins::unpin,
@@ -73,7 +73,10 @@ impl Dataplane {
             move |source: io::Error| Error::Routing { action, cookie, source }
         };
         self.maps.start_counting(cookie)?;
-        self.maps.set_pod_addresses(cookie, addresses)?;
+        if known.is_some() {
+            self.maps.retain_pod_addresses(cookie, addresses)?;
+        }
+        self.maps.add_pod_addresses(cookie, addresses)?;
         let flags = if options.bypass_inbound { BYPASS_INBOUND } else { 0 };
         let (maps, proc, big_tcp) = (&self.maps, &self.config.proc, self.config.big_tcp);
         let watched = netns.run(|| -> Result<Watched, Error> {
@@ -91,9 +94,12 @@ impl Dataplane {
             // What was there before is recorded before anything is changed.
             maps.set_pod(cookie, entry)?;
             sysctl::write(proc, sysctl::ALL_ON).map_err(failed("write sysctls"))?;
+            guard::ensure().map_err(failed("add XFRM policies (is the kernel module xfrm_user missing?)"))?;
             routing::set_packet_sizes(&mut netlink, saved_sizes(&entry).enlarged())
                 .map_err(failed("set the packet sizes of lo"))?;
-            let mut watched = Watched::new(cookie, netlink, changes);
+            // Some may have gone while nobody watched.
+            let own = if known.is_some() { maps.own_addresses(cookie)? } else { Vec::new() };
+            let mut watched = Watched::new(cookie, netlink, changes, own);
             watched.sync(maps, found).map_err(|error| match error {
                 Error::System { source, .. } => failed("add routes and rules")(source),
                 other => other,
@@ -142,7 +148,7 @@ impl Dataplane {
         };
         self.maps.set_pod(cookie, PodEntry { state: DRAINING, ..entry })?;
         unpin(&self.pins.pod(cookie))?;
-        self.maps.set_pod_addresses(cookie, &[])
+        self.maps.retain_pod_addresses(cookie, &[])
     }
 
     /// Puts the netns back as it was, once no captured connection is open any more. A socket in
@@ -183,7 +189,7 @@ impl Dataplane {
         self.maps.remove_pod(cookie)?;
         self.watch.remove(cookie);
         unpin(&self.pins.pod(cookie))?;
-        self.maps.set_pod_addresses(cookie, &[])?;
+        self.maps.retain_pod_addresses(cookie, &[])?;
         for address in self.maps.own_addresses(cookie)? {
             self.maps.remove_own_address(cookie, address)?;
         }
@@ -216,6 +222,7 @@ impl Dataplane {
                     let mut netlink = Netlink::open(NETLINK_ROUTE)?;
                     let found = routing::interfaces(&mut netlink)?;
                     routing::restore(&mut netlink, &found.indexes)?;
+                    guard::remove()?;
                     routing::set_packet_sizes(&mut netlink, saved_sizes(&entry))?;
                     sysctl::write(proc, entry.saved_sysctls)
                 })?

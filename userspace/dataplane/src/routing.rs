@@ -4,9 +4,12 @@
 //! 90   iif lo fwmark 0x111/0xfff lookup 100      packets that must stay inside
 //! 91   iif lo fwmark 0x111/0xfff unreachable     table 100 lost its routes: EHOSTUNREACH, nothing leaves
 //! 100  lookup local                              moved here from preference 0
-//! 101  iif lo fwmark 0x112/0xfff lookup 100      answers to a workload that is gone
+//! 101  iif lo fwmark 0x112/0xfff lookup 100      answers to a workload that is gone; a pod to itself
+//! 102  iif lo fwmark 0x112/0xfff unreachable     as 91
 //! table 100: local default dev lo, and for each interface a worse one (SO_BINDTODEVICE)
 //! ```
+//!
+//! Where routing is not enough (IPv4, a socket bound to an interface) see [`crate::guard`].
 //!
 //! `iif lo` is what the netns itself sent; a mark that came in from outside changes nothing.
 
@@ -31,6 +34,7 @@ const PREFERENCE_LOOP: u32 = 90;
 const PREFERENCE_GUARD: u32 = 91;
 const PREFERENCE_LOCAL: u32 = 100;
 const PREFERENCE_ACCEPTED: u32 = 101;
+const PREFERENCE_ACCEPTED_GUARD: u32 = 102;
 const LOOPBACK_IFINDEX: u32 = 1;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
@@ -121,8 +125,8 @@ pub(crate) fn interfaces(netlink: &mut Netlink) -> io::Result<Interfaces> {
 
 /// Puts in what is missing. Repeating it changes nothing. At no moment is there no local table.
 ///
-/// Routes of an interface that cannot have one now (down, or IPv6 is off) are left out: the guard
-/// answers for them, and the event that ends that state brings us here again.
+/// Routes of an interface that cannot have one now (down, or IPv6 is off) are left out: the guards
+/// answer for them, and the event that ends that state brings us here again.
 pub(crate) fn ensure(netlink: &mut Netlink, interfaces: &[u32]) -> io::Result<()> {
     let mut requests = Vec::new();
     for family in FAMILIES {
@@ -131,11 +135,7 @@ pub(crate) fn ensure(netlink: &mut Netlink, interfaces: &[u32]) -> io::Result<()
         }
     }
     let routes = requests.len();
-    for family in FAMILIES {
-        for rule in our_rules(family) {
-            requests.push((Message::NewRule(rule), NLM_F_CREATE | NLM_F_EXCL));
-        }
-    }
+    requests.extend(missing_rules());
     for (position, answer) in netlink.batch(requests)?.into_iter().enumerate() {
         match answer {
             Err(error) if position < routes && is_unready_interface(&error) => {}
@@ -146,9 +146,24 @@ pub(crate) fn ensure(netlink: &mut Netlink, interfaces: &[u32]) -> io::Result<()
     remove(netlink, moved.into())
 }
 
+/// The rules alone: without the first two a marked packet goes where an unmarked one would, so they come
+/// back before anything is looked at.
+pub(crate) fn ensure_rules(netlink: &mut Netlink) -> io::Result<()> {
+    for answer in netlink.batch(missing_rules().collect())? {
+        tolerate(answer, &[libc::EEXIST])?;
+    }
+    Ok(())
+}
+
+fn missing_rules() -> impl Iterator<Item = (Message, u16)> {
+    let rules = FAMILIES.into_iter().flat_map(our_rules);
+    rules.map(|rule| (Message::NewRule(rule), NLM_F_CREATE | NLM_F_EXCL))
+}
+
 /// Takes everything out again and puts the local table back in its place first.
 pub(crate) fn restore(netlink: &mut Netlink, interfaces: &[u32]) -> io::Result<()> {
-    let back = FAMILIES.map(|family| (Message::NewRule(local_rule(family, 0)), NLM_F_CREATE | NLM_F_EXCL));
+    let back =
+        FAMILIES.map(|family| (Message::NewRule(kernels_local_rule(family)), NLM_F_CREATE | NLM_F_EXCL));
     for answer in netlink.batch(back.into())? {
         tolerate(answer, &[libc::EEXIST])?;
     }
@@ -209,7 +224,7 @@ fn is_unready_interface(error: &io::Error) -> bool {
     )
 }
 
-fn our_rules(family: AddressFamily) -> [RuleMessage; 4] {
+fn our_rules(family: AddressFamily) -> [RuleMessage; 5] {
     let marked = |preference, mark, action, table| {
         let mut rule = rule(family, preference, action, table);
         rule.attributes.push(RuleAttribute::Iifname("lo".into()));
@@ -218,8 +233,9 @@ fn our_rules(family: AddressFamily) -> [RuleMessage; 4] {
         rule
     };
     [
-        local_rule(family, PREFERENCE_LOCAL),
         marked(PREFERENCE_GUARD, LOOP_MARK, RuleAction::Unreachable, 0),
+        marked(PREFERENCE_ACCEPTED_GUARD, ACCEPTED_MARK, RuleAction::Unreachable, 0),
+        local_rule(family, PREFERENCE_LOCAL),
         marked(PREFERENCE_LOOP, LOOP_MARK, RuleAction::ToTable, TABLE_LOOP),
         marked(PREFERENCE_ACCEPTED, ACCEPTED_MARK, RuleAction::ToTable, TABLE_LOOP),
     ]
@@ -227,6 +243,13 @@ fn our_rules(family: AddressFamily) -> [RuleMessage; 4] {
 
 fn local_rule(family: AddressFamily, preference: u32) -> RuleMessage {
     rule(family, preference, RuleAction::ToTable, TABLE_LOCAL)
+}
+
+/// As the kernel makes it. A rule that differs in its protocol only would be a second one beside it.
+fn kernels_local_rule(family: AddressFamily) -> RuleMessage {
+    let mut rule = local_rule(family, 0);
+    rule.attributes.push(RuleAttribute::Protocol(RouteProtocol::Kernel));
+    rule
 }
 
 fn rule(family: AddressFamily, preference: u32, action: RuleAction, table: u8) -> RuleMessage {

@@ -2,11 +2,13 @@
 
 use std::{fs, io, path::Path};
 
+use crate::reserved_ports;
+
 /// - `tcp_fwmark_accept` (both families): an accepted socket takes the mark of its SYN, so that the
 ///   workload's replies to ztunnel stay on `lo`.
 /// - `fwmark_reflect`: so does a RST that no socket sends, or ztunnel would wait 10 s for a closed port.
 ///
-/// The bit of each in `PodEntry::saved_sysctls` is its position.
+/// The bit of each in `PodEntry::saved_sysctls` is its position. Those of [`reserved_ports`] follow.
 const SETTINGS: [&str; 3] =
     ["sys/net/ipv4/tcp_fwmark_accept", "sys/net/ipv4/fwmark_reflect", "sys/net/ipv6/fwmark_reflect"];
 
@@ -19,7 +21,8 @@ pub(crate) fn read(proc: &Path) -> io::Result<u32> {
         };
         bits |= u32::from(value.trim() != "0") << position;
     }
-    Ok(bits)
+    let reserved = absent_is_none(fs::read_to_string(proc.join(reserved_ports::SETTING)))?;
+    Ok(bits | reserved_ports::bits(&reserved.unwrap_or_default()) << SETTINGS.len())
 }
 
 /// Writes them, one bit each, in the calling thread's netns. Those that have the value already are left.
@@ -31,11 +34,17 @@ pub(crate) fn write(proc: &Path, bits: u32) -> io::Result<()> {
             absent_is_none(fs::write(proc.join(setting), value))?;
         }
     }
+    if (present ^ bits) >> SETTINGS.len() != 0 {
+        let setting = proc.join(reserved_ports::SETTING);
+        if let Some(before) = absent_is_none(fs::read_to_string(&setting))? {
+            fs::write(&setting, reserved_ports::with_bits(&before, bits >> SETTINGS.len()))?;
+        }
+    }
     Ok(())
 }
 
 /// All of them on.
-pub(crate) const ALL_ON: u32 = (1 << SETTINGS.len()) - 1;
+pub(crate) const ALL_ON: u32 = (1 << (SETTINGS.len() + reserved_ports::PORTS.len())) - 1;
 
 /// A kernel without IPv6 has no such file.
 fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {

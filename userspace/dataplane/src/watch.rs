@@ -28,7 +28,7 @@ use crate::{
 /// RTNLGRP_* (include/uapi/linux/rtnetlink.h): links; addresses, routes and rules of both families.
 pub(crate) const GROUPS: [u32; 7] = [1, 5, 7, 8, 9, 11, 19];
 
-const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 /// No netns cookie: the kernel counts them from 1.
 const STOP: u64 = 0;
 
@@ -38,11 +38,14 @@ pub(crate) struct Watched {
     netlink: Netlink,
     changes: Changes,
     own: HashSet<Address>,
+    /// The thread may hold one that was removed meanwhile: it must not touch the netns any more.
+    ended: bool,
 }
 
 impl Watched {
-    pub(crate) fn new(cookie: u64, netlink: Netlink, changes: Changes) -> Self {
-        Self { cookie, netlink, changes, own: HashSet::new() }
+    /// `own` are the addresses that are in the map already.
+    pub(crate) fn new(cookie: u64, netlink: Netlink, changes: Changes, own: Vec<Address>) -> Self {
+        Self { cookie, netlink, changes, own: own.into_iter().collect(), ended: false }
     }
 
     /// Brings routing and own addresses in step with what was found. Addresses are added before routes
@@ -60,9 +63,10 @@ impl Watched {
     }
 
     fn follow(&mut self, maps: &Maps) -> Result<(), Error> {
-        if !self.changes.drain(self.netlink.port()) {
+        if self.ended || !self.changes.drain(self.netlink.port()) {
             return Ok(());
         }
+        routing::ensure_rules(&mut self.netlink).map_err(Error::system("rtnetlink"))?;
         let found = routing::interfaces(&mut self.netlink).map_err(Error::system("rtnetlink dump"))?;
         self.sync(maps, found)
     }
@@ -113,7 +117,8 @@ impl Watch {
         let Some(watched) = lock(&self.shared.pods).remove(&cookie) else {
             return;
         };
-        let watched = lock(&watched);
+        let mut watched = lock(&watched);
+        watched.ended = true;
         // Closing the socket would do the same; an error means that it is gone already.
         self.shared.epoll.delete(watched.changes.as_fd()).unwrap_or_default();
     }

@@ -18,15 +18,15 @@ use culvert_abi::{
     Address, Counter, FlowKey, ListenerKey,
     listener::{DUAL_STACK, SLOTS},
     pod::{ACTIVE, INTRODUCTION},
-    ztunnel::{ACCEPTED_MARK, OUTBOUND_PORT, with_mark},
+    ztunnel::{ACCEPTED_MARK, LOOP_MARK, OUTBOUND_PORT, with_mark},
 };
 use culvert_ebpf::{
     context::{self, Named},
     inbound::on_accept,
-    maps::{HOST_FLOWS, LISTENERS, POD_ADDRESSES, ZTUNNELS, count, owns, pod_state},
-    outbound::{Destination, loop_mark, needs_listener, on_connect},
+    maps::{HOST_FLOWS, LISTENERS, POD_ADDRESSES, UNKNOWN_FLOWS, ZTUNNELS, count, owns, pod_state},
+    outbound::{Destination, is_inbound_leg, needs_listener, on_connect, without_our_routing},
     ports::{OnBind, OnListen, on_bind, on_listen},
-    socket::{Socket, current_is_ztunnel, current_tgid, set_mark, share_port},
+    socket::{Owner, Socket, current_is_ztunnel, current_tgid, set_mark, share_port},
 };
 
 const ALLOW: i32 = 1;
@@ -127,12 +127,18 @@ fn connect(ctx: &SockAddrContext, named: Named) -> i32 {
     if state != ACTIVE {
         return ALLOW;
     }
-    let destination = destination(netns, &named.address);
-    if needs_listener(state, Socket::addressed(ctx).owner(), destination)
-        && !is_listening(netns, OUTBOUND_PORT)
-    {
+    let (socket, destination) = (Socket::addressed(ctx), destination(netns, &named.address));
+    let owner = socket.owner();
+    if let (Owner::Workload, Some(mark)) = (owner, without_our_routing(socket.mark())) {
+        // If that fails the connection stays inside all the same.
+        set_mark(ctx, mark);
+    }
+    if needs_listener(state, owner, destination) && !is_listening(netns, OUTBOUND_PORT) {
         count(netns, Counter::RefusedOutbound);
         return refuse(ECONNREFUSED);
+    }
+    if is_inbound_leg(owner, destination, socket.has_source()) {
+        set_mark(ctx, with_mark(socket.mark(), LOOP_MARK));
     }
     ALLOW
 }
@@ -205,8 +211,12 @@ fn connecting(ctx: &SockOpsContext) {
         return;
     }
     let Some(socket) = Socket::followed(ctx) else { return };
-    let decision = on_connect(state, socket.owner(), destination(netns, &ends.remote));
-    let marked = !decision.keep_inside || set_mark(ctx, loop_mark(socket.mark()));
+    let decision = on_connect(state, socket.owner(), socket.mark(), destination(netns, &ends.remote));
+    if matches!(decision.counter, Counter::CapturedOutbound) && !owns(netns, &ends.local) {
+        // If that fails it is taken for a stranger's, unless it comes in by `lo`: then it is refused.
+        UNKNOWN_FLOWS.insert(flow_key(netns, &ends), 1, 0).unwrap_or_default();
+    }
+    let marked = decision.mark.is_none_or(|ours| set_mark(ctx, with_mark(socket.mark(), ours)));
     count(netns, if marked { decision.counter } else { Counter::MarkFailed });
 }
 

@@ -19,12 +19,26 @@ use culvert_abi::{
 };
 use culvert_ebpf::{
     context,
-    maps::{self, HOST_FLOWS, LISTENERS, POD_NETNS, count},
+    maps::{self, HOST_FLOWS, LISTENERS, POD_NETNS, UNKNOWN_FLOWS, count},
     steer::{Lookups, Packet, Verdict, decide},
 };
 
 struct Maps {
     netns: u64,
+}
+
+impl Maps {
+    #[inline(always)]
+    const fn flow(&self, packet: &Packet) -> FlowKey {
+        FlowKey {
+            netns: self.netns,
+            host: packet.remote,
+            pod: packet.local,
+            host_port: packet.remote_port,
+            pod_port: packet.local_port,
+            padding: 0,
+        }
+    }
 }
 
 impl Lookups for Maps {
@@ -40,18 +54,14 @@ impl Lookups for Maps {
 
     #[inline(always)]
     fn is_host_flow(&self, packet: &Packet) -> bool {
-        let key = FlowKey {
-            netns: self.netns,
-            host: packet.remote,
-            pod: packet.local,
-            host_port: packet.remote_port,
-            pod_port: packet.local_port,
-            padding: 0,
-        };
         // SAFETY: one aligned u64, copied at once.
-        let since = unsafe { HOST_FLOWS.get(key) }.copied();
+        let since = unsafe { HOST_FLOWS.get(self.flow(packet)) }.copied();
         // SAFETY: no arguments.
         since.is_some_and(|since| unsafe { bpf_ktime_get_ns() }.wrapping_sub(since) < LIFETIME_NS)
+    }
+    #[inline(always)]
+    fn is_unknown_flow(&self, packet: &Packet) -> bool {
+        UNKNOWN_FLOWS.get_ptr(self.flow(packet)).is_some()
     }
 }
 
