@@ -72,9 +72,12 @@ fn program(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     programs::find(workspace, "cargo-nextest").context("cargo-nextest is missing: run `cargo xtask setup`")
 }
 
-/// A name may match in one set of tests only; all of a set missing is an error.
-fn selection(filter: Option<&str>) -> Vec<&str> {
-    filter.map_or_else(Vec::new, |name| vec!["--no-tests=warn", name])
+/// What a name selects: tests that contain it, and whole test files. It may match among the tests with
+/// root or those without only, so none is no error here.
+fn selection(filter: Option<&str>) -> Vec<String> {
+    filter.map_or_else(Vec::new, |name| {
+        vec!["--no-tests=warn".into(), "-E".into(), format!("test({name}) | binary({name})")]
+    })
 }
 
 fn write(file: &PathBuf, text: &str) -> anyhow::Result<()> {
