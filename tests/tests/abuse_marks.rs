@@ -6,16 +6,23 @@
 #![expect(clippy::unwrap_used, reason = "test code outside #[test] functions")]
 
 use std::{
+    ffi::CString,
     fs,
     io::{self, ErrorKind},
     net::{IpAddr, SocketAddr, UdpSocket},
     os::fd::AsRawFd as _,
-    process,
+    process, ptr,
     time::Duration,
 };
 
 use culvert_tests::{Behaviour, Capability, Dial, Family, Frames, Lab, Pod, eventually};
-use nix::sys::prctl;
+use nix::{
+    sys::{
+        prctl,
+        wait::{WaitStatus, waitpid},
+    },
+    unistd::Pid,
+};
 use socket2::{Domain, SockRef, Socket, Type};
 
 const PORT: u16 = 80;
@@ -178,23 +185,60 @@ fn a_child_of_a_workload_and_what_it_executes_are_not_ztunnel() {
     assert_eq!(scene.client.counters().captured_outbound, 4);
 }
 
-/// The old process id stays known for 70 s at most, until the sweep has seen it without a listener for a
-/// minute (a ztunnel that drains has none either).
 #[test]
 fn a_restarted_ztunnel_is_known_under_its_new_process_id() {
     let scene = Scene::new();
     let _echo = scene.server.serve("[::]:80");
     let known = || scene.lab.map("ZTUNNELS").keys::<u32>();
-    let old = scene.lab.ztunnel().pid().as_raw() as u32;
-    assert_eq!(known(), [old]);
+    assert_eq!(known(), [scene.lab.ztunnel().pid().as_raw() as u32]);
     scene.lab.ztunnel().kill();
+    assert_eq!(known(), [0; 0]);
     scene.lab.ztunnel().restart();
     let new = scene.lab.ztunnel().pid().as_raw() as u32;
     eventually("the new process to be known", || known().contains(&new).then_some(()));
     for family in Family::BOTH {
         assert_eq!(scene.client.connect(scene.server.at(family, PORT)).unwrap().say(b"again"), b"again");
     }
-    assert!(known().iter().all(|tgid| [old, new].contains(tgid)));
+    assert_eq!(known(), [new]);
+}
+
+/// Executes a command under a process id of our choice.
+fn execute_as(id: Pid, words: &[&str]) -> WaitStatus {
+    let words: Vec<_> = words.iter().map(|word| CString::new(*word).unwrap()).collect();
+    let pointers: Vec<_> = words.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect();
+    let ids = [id.as_raw()];
+    // SAFETY: all zero is a valid value.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    (arguments.set_tid, arguments.set_tid_size) = (ids.as_ptr() as u64, 1);
+    // SAFETY: as fork(2); the child does nothing but execute or end.
+    let child = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of_val(&arguments)) };
+    if child == 0 {
+        // SAFETY: the array ends with a null pointer.
+        unsafe { libc::execvp(pointers[0], pointers.as_ptr()) };
+        // SAFETY: no arguments of interest.
+        unsafe { libc::_exit(127) };
+    }
+    assert_eq!(child, i64::from(id.as_raw()), "{}", io::Error::last_os_error());
+    waitpid(id, None).unwrap()
+}
+
+#[test]
+fn a_process_that_is_given_the_id_of_a_ztunnel_that_ended_is_not_ztunnel() {
+    let scene = Scene::new();
+    let _echo = scene.server.serve("[::]:80");
+    let id = scene.lab.ztunnel().pid();
+    assert_eq!(scene.lab.map("ZTUNNELS").keys::<u32>(), [id.as_raw() as u32]);
+    scene.lab.ztunnel().kill();
+    let netns = format!("--net={}", scene.client.netns_path().display());
+    for family in Family::BOTH {
+        let wire = scene.lab.wire();
+        let connect = format!("exec 3<>/dev/tcp/{}/{PORT}", scene.server.address(family));
+        let ended = execute_as(id, &["nsenter", &netns, "bash", "-c", &connect]);
+        assert_eq!(ended, WaitStatus::Exited(id, 1));
+        assert_eq!(*wire.stop().only(|frame| frame.is_syn()), []);
+    }
+    assert_eq!(scene.client.counters().refused_outbound, 2);
 }
 
 /// A source that is not the pod's cannot be answered, but its SYN does not leave.

@@ -4,7 +4,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use culvert_abi::{OwnAddress, names::OWN_ADDRESSES};
+use culvert_abi::{
+    Address, OwnAddress,
+    names::{OWN_ADDRESSES, POD_ADDRESSES},
+};
+use culvert_dataplane::{Netns, Options};
 use culvert_tests::{Family, Lab, Pod, eventually};
 
 const SECOND: [&str; 2] = ["10.244.77.7", "fd00:244::77:7"];
@@ -94,7 +98,7 @@ fn a_pod_without_the_loopback_address_of_ipv6_is_captured_in_both_directions_or_
     let (pod, other) = (lab.pod("pod").without_v6_loopback(), lab.pod("other"));
     if lab.ztunnel().is_real() {
         let before = pod.footprint();
-        let refused = pod.capture(culvert_dataplane::Options::default()).unwrap_err().to_string();
+        let refused = pod.capture(Options::default()).unwrap_err().to_string();
         assert!(refused.contains("[::1]:15053"), "{refused}");
         assert_eq!(pod.release().unwrap(), culvert_dataplane::Restored::Complete);
         return before.expect_same(&pod.footprint());
@@ -193,6 +197,43 @@ fn an_address_that_moved_to_another_pod_is_captured_at_both_ends() {
 /// The pod as ztunnel names it.
 fn new_uid<'a>(lab: &Lab, pod: &'a Pod) -> &'a str {
     if lab.ztunnel().is_real() { "pod-3" } else { pod.name() }
+}
+
+/// CNI gives an address to a new sandbox before the old one is deleted.
+#[test]
+fn an_address_that_two_pods_report_belongs_to_the_newer_one_as_long_as_it_is_there() {
+    let lab = Lab::builder().without_ztunnel().start();
+    let (old, new, other) = (Netns::create().unwrap(), Netns::create().unwrap(), Netns::create().unwrap());
+    for shared in [IpAddr::from([10, 9, 9, 9]), "fd00:9::9".parse().unwrap()] {
+        let owner = || lab.map(POD_ADDRESSES).get::<_, u64>(&Address::from(shared));
+        let register = |netns| lab.dataplane().register(netns, &[shared], Options::default()).unwrap();
+        for netns in [&other, &old, &new] {
+            register(netns);
+            assert_eq!(owner(), Some(netns.cookie()));
+        }
+        // As an agent does that starts, in whatever order.
+        for netns in [&old, &new, &other] {
+            register(netns);
+            assert_eq!(owner(), Some(new.cookie()));
+        }
+        lab.restart_dataplane();
+        for netns in [&old, &new] {
+            lab.dataplane().resume(netns, &[shared]).unwrap();
+            assert_eq!(owner(), Some(new.cookie()));
+        }
+        // Whatever way it goes, the older one has it again; what nobody reports any more is nobody's.
+        lab.dataplane().withdraw(&new).unwrap();
+        assert_eq!(owner(), Some(old.cookie()));
+        lab.dataplane().resume(&other, &[shared]).unwrap();
+        register(&new);
+        lab.dataplane().forget(old.cookie()).unwrap();
+        assert!([Some(new.cookie()), Some(other.cookie())].contains(&owner()), "{:?}", owner());
+        lab.dataplane().register(&new, &[], Options::default()).unwrap();
+        assert_eq!(owner(), Some(other.cookie()));
+        lab.dataplane().forget(other.cookie()).unwrap();
+        assert_eq!(owner(), None);
+        lab.dataplane().forget(new.cookie()).unwrap();
+    }
 }
 
 #[test]

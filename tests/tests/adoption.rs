@@ -21,7 +21,7 @@ use std::{
 
 use culvert_abi::{
     PodEntry,
-    names::{COUNTERS, MAPS, OWN_ADDRESSES, POD_ADDRESSES, PODS},
+    names::{COUNTERS, MAPS, OWN_ADDRESSES, POD_ADDRESSES, PODS, PROCESS_EXIT, ZTUNNELS},
     pod::{ACTIVE, INTRODUCTION},
 };
 use culvert_dataplane::{Dataplane, Error, Netns, Options, Restored};
@@ -118,6 +118,11 @@ fn show(kind: &str, pin: &Path) -> serde_json::Value {
     serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", pin.display()))
 }
 
+/// Those that are never replaced: the kernel puts no other program into a link to a tracepoint.
+fn lasting_pins(lab: &Lab) -> Vec<(String, u64)> {
+    pins(lab).into_iter().filter(|(path, _)| !path.ends_with(PROCESS_EXIT)).collect()
+}
+
 /// The programs behind the pinned links.
 fn programs(lab: &Lab) -> Vec<u64> {
     let links = pins(lab).into_iter().filter(|(path, _)| !path.contains("/maps/"));
@@ -132,7 +137,7 @@ fn an_agent_is_killed_and_replaced_under_load_without_a_failed_connection() {
     let (pod, other) = (lab.pod("pod"), lab.pod("other"));
     let _servers = [pod.serve("[::]:80"), other.serve("[::]:80")];
     agent.capture(&pod);
-    let (before, old) = (pins(&lab), programs(&lab));
+    let (before, old) = (lasting_pins(&lab), programs(&lab));
     let mut agent = Some(agent);
     let [outbound, inbound] = Load::during([(&pod, &other), (&other, &pod)], |load| {
         for _ in 0..3 {
@@ -146,7 +151,7 @@ fn an_agent_is_killed_and_replaced_under_load_without_a_failed_connection() {
     // None failed, and none passed by.
     ztunnel.wait_for_accepted(15001, outbound);
     ztunnel.wait_for_accepted(15006, inbound);
-    assert_eq!(pins(&lab), before, "links and maps are those of the first agent");
+    assert_eq!(lasting_pins(&lab), before, "links and maps are those of the first agent");
     let new = programs(&lab);
     assert!(new.iter().all(|program| !old.contains(program)), "programs {old:?} are still in {new:?}");
     // The last agent can end what the first began.
@@ -160,7 +165,7 @@ fn programs_are_replaced_in_place_under_load_without_a_failed_connection() {
     let lab = Lab::new();
     let (pod, other) = (lab.pod("pod").captured(), lab.pod("other"));
     let _servers = [pod.serve("[::]:80"), other.serve("[::]:80")];
-    let before = pins(&lab);
+    let before = lasting_pins(&lab);
     let [outbound, inbound] = Load::during([(&pod, &other), (&other, &pod)], |load| {
         for _ in 0..5 {
             let old = programs(&lab);
@@ -171,12 +176,15 @@ fn programs_are_replaced_in_place_under_load_without_a_failed_connection() {
             load.wait_for_more(10);
         }
     });
-    assert_eq!(pins(&lab), before);
+    assert_eq!(lasting_pins(&lab), before);
     let counters = pod.counters();
     assert_eq!(counters.refused_outbound + counters.lookup_refused_in + counters.lookup_refused_out, 0);
     let (outbound, inbound) = (outbound as u64, inbound as u64);
     assert_eq!((counters.captured_outbound, counters.accepted_outbound), (outbound, outbound));
     assert_eq!(counters.accepted_inbound, inbound);
+    // The tracepoint is attached, too.
+    lab.ztunnel().kill();
+    assert_eq!(lab.map(ZTUNNELS).keys::<u32>(), [0; 0]);
 }
 
 #[test]
@@ -203,17 +211,17 @@ fn a_killed_agent_leaves_no_introduction_behind() {
 #[test]
 fn a_second_start_in_one_bpffs_adopts_the_first() {
     let lab = Lab::builder().without_ztunnel().start();
-    let before = (pins(&lab), lab.kernel_footprint());
+    let before = (lasting_pins(&lab), lab.kernel_footprint());
     drop(Dataplane::start(lab.config()).unwrap());
-    assert_eq!(pins(&lab), before.0);
+    assert_eq!(lasting_pins(&lab), before.0);
     before.1.expect_same(&lab.kernel_footprint());
 
     let _ztunnel = lab.start_ztunnel(Behaviour::default());
     let (pod, other) = (lab.pod("pod").captured(), lab.pod("other"));
     let _servers = [pod.serve("[::]:80"), other.serve("[::]:80")];
-    let before = pins(&lab);
+    let before = lasting_pins(&lab);
     let second = Dataplane::start(lab.config()).unwrap();
-    assert_eq!(pins(&lab), before);
+    assert_eq!(lasting_pins(&lab), before);
     for family in Family::BOTH {
         assert_eq!(pod.connect(other.at(family, 80)).unwrap().say(b"out"), b"out");
         assert_eq!(other.connect(pod.at(family, 80)).unwrap().say(b"in"), b"in");
@@ -304,13 +312,14 @@ fn links_that_an_earlier_process_pinned_on_another_cgroup_move_to_the_configured
     let cgroups = || {
         let links = lab.config().bpffs.join("culvert/v1/links");
         let entries = fs::read_dir(links).unwrap().flatten();
-        entries.map(|entry| show("link", &entry.path())["cgroup_id"].as_u64().unwrap()).collect::<Vec<_>>()
+        // The one of a tracepoint has none.
+        entries.filter_map(|entry| show("link", &entry.path())["cgroup_id"].as_u64()).collect::<Vec<_>>()
     };
     let config = culvert_dataplane::Config { cgroup: lower.clone(), ..lab.config().clone() };
     drop(Dataplane::start(&config).unwrap());
-    assert_eq!(cgroups(), [fs::metadata(&lower).unwrap().ino(); 6]);
+    assert_eq!(cgroups(), [fs::metadata(&lower).unwrap().ino(); 7]);
     drop(Dataplane::start(lab.config()).unwrap());
-    assert_eq!(cgroups(), [fs::metadata(&lab.config().cgroup).unwrap().ino(); 6]);
+    assert_eq!(cgroups(), [fs::metadata(&lab.config().cgroup).unwrap().ino(); 7]);
     assert_captured(&lab, &pod, &other);
     fs::remove_dir(&lower).unwrap();
 }

@@ -60,6 +60,8 @@ counters! {
     RefusedOutbound refused_outbound,
     /// connect(): the pod is registered but not active yet, or is draining.
     PassedInactive passed_inactive,
+    /// connect(): its pod was withdrawn before ztunnel took it; its next SYN passes.
+    PassedLate passed_late,
     /// connect(): the mark could not be set; the connection is not captured.
     MarkFailed mark_failed,
     /// Established: ztunnel accepted a captured connection on 15001.
@@ -112,6 +114,10 @@ counters! {
     ListenerMarkCleared listener_mark_clr,
     /// listen(): of the workload, nothing to do.
     ListenerOfWorkload listener_of_pod,
+    /// setsockopt(SO_MARK): of a connection that carries our mark, our part was kept.
+    MarkKept mark_kept,
+    /// setsockopt(SO_MARK): of a listener, ignored, accepted sockets must inherit ours.
+    MarkCleared mark_cleared,
     /// bind(): of a port of ztunnel, refused with EADDRINUSE.
     BindReserved bind_reserved,
     /// bind(): SO_REUSEADDR was set so that ztunnel's sockets on that port are no obstacle.
@@ -126,6 +132,8 @@ counters! {
     ZtunnelIntroduced introduced,
     /// bind(): in an introduction, but the ztunnel could not be recorded.
     IntroductionFailed introduce_failed,
+    /// exit(): a ztunnel ended.
+    ZtunnelEnded ztunnel_ended,
     /// connect() of a host process to a pod: recorded.
     HostFlowAdded host_flow_added,
     /// connect() of a host process to a pod: `HOST_FLOWS` is full, it will be steered to ztunnel.
@@ -134,7 +142,7 @@ counters! {
     HostFlowClosed host_flow_closed,
 }
 
-const _: () = assert!(size_of::<Counters>() == 8 * 43);
+const _: () = assert!(size_of::<Counters>() == 8 * 47);
 
 #[cfg(test)]
 mod tests {

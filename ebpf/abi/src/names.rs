@@ -11,6 +11,10 @@ pub const BIND6: &str = "reserve_port6";
 pub const CONNECT4: &str = "refuse_conn4";
 /// `cgroup/connect6`.
 pub const CONNECT6: &str = "refuse_conn6";
+/// `cgroup/setsockopt`: our part of a connection's mark stays.
+pub const SETSOCKOPT: &str = "keep_marks";
+/// Tracepoint `sched_process_exit`: a ztunnel that ended is one no longer.
+pub const PROCESS_EXIT: &str = "forget_ztunnel";
 /// `sock_ops`: stores listeners, marks connections, follows host flows.
 pub const SOCK_OPS: &str = "follow_sockets";
 /// `sk_lookup`, one instance per pod netns: chooses the listening socket of a SYN.
@@ -59,7 +63,8 @@ mod tests {
 
     #[test]
     fn names_fit_the_kernels_fifteen_bytes() {
-        let programs = [SOCK_CREATE, BIND4, BIND6, CONNECT4, CONNECT6, SOCK_OPS, SK_LOOKUP];
+        let programs =
+            [SOCK_CREATE, BIND4, BIND6, CONNECT4, CONNECT6, SETSOCKOPT, PROCESS_EXIT, SOCK_OPS, SK_LOOKUP];
         for name in programs.into_iter().chain(MAPS) {
             assert!(name.len() <= 15, "{name}");
         }

@@ -5,7 +5,7 @@
 //! | (absent) | nothing | allowed | nothing: the netns is none of ours |
 //! | [`REGISTERED`] | stored | refused to the workload | pass |
 //! | [`ACTIVE`] | stored | refused to the workload | decide |
-//! | [`DRAINING`] | nothing | allowed | pass; routing stays for the connections that still need it |
+//! | [`DRAINING`] | nothing | allowed | pass; routing stays for the connections that still need it, and `sk_lookup` for a captured SYN under way |
 //! | [`INTRODUCTION`] | stored: proof of life | whoever binds them is a ztunnel | nothing |
 
 /// Written before ztunnel is told of the pod: its listeners must be stored as they open, because a

@@ -4,14 +4,19 @@
 //! the two branches into one load at a computed offset, which the verifier rejects ("dereference of
 //! modified ctx ptr").
 
-use aya_ebpf::programs::{SkLookupContext, SockAddrContext, SockOpsContext};
+use aya_ebpf::{
+    bindings::{SO_MARK, SOL_SOCKET, bpf_sockopt},
+    programs::{SkLookupContext, SockAddrContext, SockOpsContext, SockoptContext},
+};
 use culvert_abi::Address;
 
 use crate::steer::Packet;
 
 const AF_INET: u32 = 2;
-const IPPROTO_TCP: u32 = 6;
-const IPPROTO_MPTCP: u32 = 262;
+/// `IPPROTO_TCP`.
+pub const IPPROTO_TCP: u32 = 6;
+/// `IPPROTO_MPTCP`.
+pub const IPPROTO_MPTCP: u32 = 262;
 const SOCK_STREAM: u32 = 1;
 
 macro_rules! read {
@@ -23,16 +28,20 @@ macro_rules! read {
     }};
 }
 
+pub(crate) use read;
+
 macro_rules! read_words {
     ($context:ident.$field:ident) => {
         [
-            read!($context.$field[0]),
-            read!($context.$field[1]),
-            read!($context.$field[2]),
-            read!($context.$field[3]),
+            $crate::context::read!($context.$field[0]),
+            $crate::context::read!($context.$field[1]),
+            $crate::context::read!($context.$field[2]),
+            $crate::context::read!($context.$field[3]),
         ]
     };
 }
+
+pub(crate) use read_words;
 
 /// The packet of a `sk_lookup` program.
 #[inline(always)]
@@ -85,6 +94,13 @@ pub fn family(context: &SockOpsContext) -> u16 {
     read!(context.family) as u16
 }
 
+/// The TCP state (`BPF_TCP_*`) of the socket of a `sock_ops` program.
+#[inline(always)]
+pub fn state(context: &SockOpsContext) -> u32 {
+    let context = context.ops;
+    read!(context.state)
+}
+
 /// What a `bind()` or `connect()` named. Port in host order.
 #[derive(Clone, Copy)]
 pub struct Named {
@@ -127,9 +143,73 @@ const fn pair(
     local6: [u32; 4],
     remote6: [u32; 4],
 ) -> (Address, Address) {
-    if family == AF_INET {
-        (Address::from_v4_be(local4), Address::from_v4_be(remote4))
-    } else {
-        (Address::from_v6_be(local6), Address::from_v6_be(remote6))
+    (pick(family, local4, local6), pick(family, remote4, remote6))
+}
+
+/// The address of a family.
+#[inline(always)]
+pub const fn pick(family: u32, v4_be: u32, v6_be: [u32; 4]) -> Address {
+    if family == AF_INET { Address::from_v4_be(v4_be) } else { Address::from_v6_be(v6_be) }
+}
+
+/// The kernel hands a program no more of an option's value than this, bytes: one page, at the least.
+const LONGEST_OPTION: i32 = 4096;
+
+/// Whether a `setsockopt()` is one of SO_MARK.
+#[inline(always)]
+pub fn is_mark(context: &SockoptContext) -> bool {
+    let context = context.sockopt;
+    let (level, name) = (read!(context.level), read!(context.optname));
+    level == SOL_SOCKET as i32 && name == SO_MARK as i32
+}
+
+/// Says that the program did not look at the value. If it is longer than what was shown, the call would
+/// fail otherwise (EFAULT; `__cgroup_bpf_run_filter_setsockopt`, kernel/bpf/cgroup.c). A shorter one may have
+/// been changed by somebody else's program.
+#[inline(always)]
+pub fn leave_option(context: &SockoptContext) {
+    let context = context.sockopt;
+    if read!(context.optlen) > LONGEST_OPTION {
+        set_length(context, 0);
     }
+}
+
+/// The value of an option that is a `u32`, in the copy that the kernel will use.
+pub struct OptionValue(*mut u32);
+
+impl OptionValue {
+    /// None if the caller gave less, which the kernel refuses.
+    #[inline(always)]
+    pub fn of(context: &SockoptContext) -> Option<Self> {
+        let context = context.sockopt;
+        let length = read!(context.optlen);
+        let (value, end) =
+            (read!(context.__bindgen_anon_2.optval), read!(context.__bindgen_anon_3.optval_end));
+        let value = value.cast::<u32>();
+        (length >= size_of::<u32>() as i32 && value.wrapping_add(1) <= end.cast()).then_some(Self(value))
+    }
+
+    /// What the caller gave.
+    #[inline(always)]
+    pub fn get(&self) -> u32 {
+        // SAFETY: within the bounds that `of` has checked.
+        unsafe { self.0.read() }
+    }
+
+    /// Makes the kernel take `set` for it.
+    #[inline(always)]
+    pub fn replace(&self, context: &SockoptContext, set: u32) {
+        // SAFETY: as above.
+        unsafe { self.0.write(set) };
+        // Otherwise a long value would be read from the caller once more.
+        set_length(context.sockopt, size_of::<u32>() as i32);
+    }
+}
+
+#[inline(always)]
+fn set_length(context: *mut bpf_sockopt, length: i32) {
+    // SAFETY: the context is valid while the program runs.
+    let field = unsafe { &raw mut (*context).optlen };
+    // SAFETY: this field may be written.
+    unsafe { field.write_volatile(length) };
 }

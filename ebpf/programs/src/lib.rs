@@ -1,6 +1,6 @@
 //! Culvert's kernel programs.
 //!
-//! The decisions ([`steer`], [`outbound`], [`inbound`], [`ports`]) are pure functions that host tests
+//! The decisions ([`steer`], [`outbound`], [`inbound`], [`ports`], [`marks`]) are pure functions that host tests
 //! cover; [`context`] reads what they need out of the kernel's contexts, [`maps`] holds the state, and
 //! `src/bin` has the programs: `pod.rs` is attached to one pod's netns, `node.rs` once per node.
 
@@ -13,6 +13,7 @@ extern crate std;
 pub mod context;
 pub mod inbound;
 pub mod maps;
+pub mod marks;
 pub mod outbound;
 pub mod ports;
 pub mod socket;

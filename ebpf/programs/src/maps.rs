@@ -1,6 +1,6 @@
 //! Every map, shared by the programs of both objects and pinned by the loader.
 
-use core::{ffi::c_void, ptr::null};
+use core::{ffi::c_void, hint::black_box, ptr::null};
 
 use aya_ebpf::{
     bindings::{
@@ -44,9 +44,10 @@ pub static HOST_FLOWS: HashMap<FlowKey, u64, 262_144, NO_PREALLOC> = HashMap::ne
 #[btf_map]
 pub static UNKNOWN_FLOWS: LruHashMap<FlowKey, u32, 4096> = LruHashMap::new();
 
-/// Processes known as ztunnel: tgid to the cookie of the netns in which it was introduced.
+/// Processes known as ztunnel: tgid to the cookie of the netns in which it was introduced. An entry lives as
+/// long as its process.
 #[btf_map]
-pub static ZTUNNELS: HashMap<u32, u64, 64, NO_PREALLOC> = HashMap::new();
+pub static ZTUNNELS: HashMap<u32, u64, 64> = HashMap::new();
 
 /// `LABEL_ZTUNNEL` on each socket of ztunnel.
 #[btf_map]
@@ -99,7 +100,14 @@ pub fn pod_state(netns: u64) -> u32 {
 /// Whether an interface of the netns has the address.
 #[inline(always)]
 pub fn owns(netns: u64, address: &Address) -> bool {
-    OWN_ADDRESSES.get_ptr(OwnAddress { netns, address: *address }).is_some()
+    exists(OWN_ADDRESSES.get_ptr(OwnAddress { netns, address: *address }).is_some())
+}
+
+/// The answer of a lookup, out of LLVM's reach: it would join two of them into one "or" of their pointers, which
+/// the verifier refuses ("bitwise operator |= on pointer prohibited").
+#[inline(always)]
+pub fn exists(found: bool) -> bool {
+    black_box(found)
 }
 
 /// A SOCKHASH whose values user space reads as socket cookies, which `sock_diag` reports too. aya's

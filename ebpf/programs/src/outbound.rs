@@ -3,7 +3,7 @@
 use culvert_abi::{
     Counter,
     pod::ACTIVE,
-    ztunnel::{ACCEPTED_MARK, LOOP_MARK, MARK_MASK, with_mark},
+    ztunnel::{ACCEPTED_MARK, LOOP_MARK, MARK_MASK},
 };
 
 use crate::socket::Owner;
@@ -50,16 +50,6 @@ pub const fn on_connect(state: u32, owner: Owner, mark: u32, destination: Destin
         _ => (None, Counter::PassedInactive),
     };
     OnConnect { mark, counter }
-}
-
-/// What a mark must be changed to before the kernel routes a connection of the workload, if at all: with
-/// one of ours it would be looped already, and be given its destination for a source.
-#[inline(always)]
-pub const fn without_our_routing(mark: u32) -> Option<u32> {
-    match mark & MARK_MASK {
-        LOOP_MARK | ACCEPTED_MARK => Some(with_mark(mark, 0)),
-        _ => None,
-    }
 }
 
 /// Whether `connect()` must be refused while ztunnel does not listen on 15001. A looped IPv4 SYN that
@@ -128,15 +118,6 @@ mod tests {
                     assert!(!needs_listener(state, owner, destination));
                 }
             }
-        }
-    }
-
-    #[test]
-    fn only_marks_that_route_are_taken_off_before_routing() {
-        assert_eq!(without_our_routing(0x111), Some(0));
-        assert_eq!(without_our_routing(0x70112), Some(0x70000));
-        for mark in [0, 7, 0x539, 0x40539, 0x110] {
-            assert_eq!(without_our_routing(mark), None);
         }
     }
 }

@@ -4,13 +4,23 @@ use core::ptr::null_mut;
 
 use aya_ebpf::{
     EbpfContext,
-    bindings::{BPF_SK_STORAGE_GET_F_CREATE, SO_MARK, SO_REUSEADDR, SOL_SOCKET, bpf_sock},
+    bindings::{
+        BPF_SK_STORAGE_GET_F_CREATE, BPF_TCP_CLOSE, BPF_TCP_LISTEN, SO_MARK, SO_REUSEADDR, SOL_SOCKET,
+        bpf_sock,
+    },
     helpers::{bpf_get_current_pid_tgid, bpf_setsockopt, bpf_sk_storage_get},
-    programs::{SockAddrContext, SockContext, SockOpsContext},
+    programs::{SockAddrContext, SockContext, SockOpsContext, SockoptContext},
 };
-use culvert_abi::ztunnel::LABEL_ZTUNNEL;
+use culvert_abi::{Address, ztunnel::LABEL_ZTUNNEL};
 
-use crate::maps::{SOCKET_LABELS, ZTUNNELS};
+use crate::{
+    context::{IPPROTO_MPTCP, IPPROTO_TCP, pick, read, read_words},
+    maps::{SOCKET_LABELS, ZTUNNELS, exists},
+    marks::Phase,
+};
+
+const TCP_CLOSE: u32 = BPF_TCP_CLOSE;
+const TCP_LISTEN: u32 = BPF_TCP_LISTEN;
 
 /// Who created a socket. Marks do not tell: a workload with CAP_NET_RAW can set ztunnel's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,12 +61,21 @@ impl Socket {
         (!sk.is_null()).then_some(Self(sk))
     }
 
+    /// The one whose option is set.
+    #[inline(always)]
+    pub const fn optioned(context: &SockoptContext) -> Self {
+        // SAFETY: the context is valid while the program runs.
+        let context = unsafe { &*context.sockopt };
+        // SAFETY: the kernel always sets the socket of this context.
+        Self(unsafe { context.__bindgen_anon_1.sk })
+    }
+
     /// Whose it is. The label is the hooks' only way to tell ztunnel, whatever task is current.
     #[inline(always)]
     pub fn owner(self) -> Owner {
         // SAFETY: the verifier checks map and socket.
         let label = unsafe { bpf_sk_storage_get(SOCKET_LABELS.as_ptr(), self.0.cast(), null_mut(), 0) };
-        if label.is_null() { Owner::Workload } else { Owner::Ztunnel }
+        if exists(!label.is_null()) { Owner::Ztunnel } else { Owner::Workload }
     }
 
     /// Labels it as ztunnel's. Sockets it accepts inherit the label (BPF_F_CLONE). False when there is
@@ -82,6 +101,33 @@ impl Socket {
             unsafe { field.read_volatile() }
         };
         v4 | word(0) | word(1) | word(2) | word(3) != 0
+    }
+
+    /// Whether it is an MPTCP socket, which has no packets of its own.
+    #[inline(always)]
+    pub fn is_mptcp(self) -> bool {
+        let socket = self.0;
+        read!(socket.protocol) == IPPROTO_MPTCP
+    }
+
+    /// How far it is. A socket that is not TCP's is idle for ever.
+    #[inline(always)]
+    pub fn phase(self) -> Phase {
+        let socket = self.0;
+        let (protocol, state) = (read!(socket.protocol), read!(socket.state));
+        match state {
+            _ if protocol != IPPROTO_TCP && protocol != IPPROTO_MPTCP => Phase::Idle,
+            TCP_CLOSE => Phase::Idle,
+            TCP_LISTEN => Phase::Listening,
+            _ => Phase::Connected,
+        }
+    }
+
+    /// Its peer's address.
+    #[inline(always)]
+    pub fn remote(self) -> Address {
+        let socket = self.0;
+        pick(read!(socket.family), read!(socket.dst_ip4), read_words!(socket.dst_ip6))
     }
 
     /// Its SO_MARK.

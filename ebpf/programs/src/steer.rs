@@ -77,20 +77,27 @@ pub fn decide(packet: &Packet, lookups: &impl Lookups) -> Verdict {
     if packet.local.is_loopback() {
         return Verdict::Pass(Counter::LookupLoopback);
     }
-    let Some(pod) = lookups.pod().filter(|pod| pod.state == ACTIVE) else {
+    let Some(pod) = lookups.pod() else {
         return Verdict::Pass(Counter::LookupInactive);
     };
+    let is_active = pod.state == ACTIVE;
     if !lookups.owns(&packet.local) {
-        // Captured, if the workload sent it. Otherwise it is AnyIP or an address that we have not been
-        // told of yet: 15001 would lend a stranger the pod's identity, and ztunnel's connection to such
-        // an address would come back to ztunnel.
+        // Captured, if the workload sent it; also when the pod has been withdrawn since: its way is marked,
+        // and nobody else may have it. Otherwise it is AnyIP or an address that we have not been told of
+        // yet: 15001 would lend a stranger the pod's identity, and ztunnel's connection to such an address
+        // would come back to ztunnel.
         return if lookups.owns(&packet.remote) || lookups.is_unknown_flow(packet) {
             OUTBOUND
+        } else if !is_active {
+            Verdict::Pass(Counter::LookupInactive)
         } else if packet.ingress_ifindex == LOOPBACK_IFINDEX {
             Verdict::Pass(Counter::LookupFromZtunnel)
         } else {
             inbound(Counter::LookupUnknownAddress)
         };
+    }
+    if !is_active {
+        return Verdict::Pass(Counter::LookupInactive);
     }
     if packet.local_port == OUTBOUND_PORT || packet.local_port == INBOUND_PORT {
         return inbound(Counter::LookupSelfCall);

@@ -149,13 +149,28 @@ fn a_workload_with_an_unknown_source_is_captured_whatever_the_interface() {
 }
 
 #[test]
-fn nothing_is_decided_for_a_pod_that_is_not_active() {
-    let packet = packet("10.0.0.5", 80, "10.0.0.9", ETH0);
-    for state in [0, REGISTERED, DRAINING] {
-        assert_eq!(decide(&packet, &world(state, 0, false)), pass(Counter::LookupInactive));
+fn what_comes_from_outside_passes_a_pod_that_is_not_active() {
+    for (local, port, ingress) in
+        [("10.0.0.5", 80, ETH0), ("10.0.0.5", 15006, ETH0), ("192.0.2.1", 80, ETH0), ("10.0.0.5", 80, LO)]
+    {
+        let packet = packet(local, port, "10.0.0.9", ingress);
+        for state in [REGISTERED, DRAINING] {
+            assert_eq!(decide(&packet, &world(state, 0, false)), pass(Counter::LookupInactive));
+        }
+        let absent = World { pod: None, ..world(ACTIVE, 0, false) };
+        assert_eq!(decide(&packet, &absent), pass(Counter::LookupInactive));
     }
-    let absent = World { pod: None, ..world(ACTIVE, 0, false) };
-    assert_eq!(decide(&packet, &absent), pass(Counter::LookupInactive));
+}
+
+#[test]
+fn a_captured_syn_is_ztunnels_also_when_its_pod_has_been_withdrawn() {
+    for state in [REGISTERED, ACTIVE, DRAINING] {
+        for ingress in [LO, ETH0] {
+            let world = world(state, BYPASS_INBOUND, true);
+            assert_eq!(decide(&packet("10.0.0.9", 80, "10.0.0.5", ingress), &world), OUTBOUND);
+            assert_eq!(decide(&packet("fd00::9", 15006, "fd00::5", ingress), &world), OUTBOUND);
+        }
+    }
 }
 
 #[test]

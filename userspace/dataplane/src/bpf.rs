@@ -1,4 +1,4 @@
-//! The three `bpf(2)` commands that aya has no way to issue.
+//! The `bpf(2)` commands that aya has no way to issue, or not for every type of program.
 
 use std::{
     ffi::CString,
@@ -13,8 +13,10 @@ use std::{
 use culvert_abi::ListenerKey;
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 
 /// Issues a command. `attributes` is the part of `union bpf_attr` that the command uses.
@@ -25,19 +27,49 @@ fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long>
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// What BPF_OBJ_PIN and BPF_OBJ_GET use.
+#[repr(C)]
+struct Pinned {
+    path: u64,
+    descriptor: i32,
+    flags: u32,
+}
+
 /// Opens a pinned link (BPF_OBJ_GET).
 pub(crate) fn open_link(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attributes = Pinned { path: path.as_ptr() as u64, descriptor: 0, flags: 0 };
+    descriptor(bpf(BPF_OBJ_GET, &mut attributes)?)
+}
+
+/// Pins a link (BPF_OBJ_PIN).
+pub(crate) fn pin(link: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attributes = Pinned { path: path.as_ptr() as u64, descriptor: link.as_raw_fd(), flags: 0 };
+    bpf(BPF_OBJ_PIN, &mut attributes).map(drop)
+}
+
+/// Attaches a program to a cgroup by a new link, beside those of others (BPF_LINK_CREATE, Linux 5.7): a link is
+/// always "multi". aya 0.14 gives no access to the link of a `setsockopt` program.
+pub(crate) fn attach_to_cgroup(
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    hook: u32,
+) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Attributes {
-        path: u64,
-        descriptor: u32,
+        program: i32,
+        target: i32,
+        hook: u32,
         flags: u32,
     }
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    let mut attributes = Attributes { path: path.as_ptr() as u64, descriptor: 0, flags: 0 };
-    let descriptor = bpf(BPF_OBJ_GET, &mut attributes)?;
+    let (program, target) = (program.as_raw_fd(), cgroup.as_raw_fd());
+    descriptor(bpf(BPF_LINK_CREATE, &mut Attributes { program, target, hook, flags: 0 })?)
+}
+
+fn descriptor(result: libc::c_long) -> io::Result<OwnedFd> {
     // SAFETY: a new descriptor that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as libc::c_int) })
+    Ok(unsafe { OwnedFd::from_raw_fd(result as libc::c_int) })
 }
 
 /// Replaces the program of a live link, atomically (BPF_LINK_UPDATE, Linux 5.7). aya 0.14 offers it

@@ -9,7 +9,12 @@
 //! for loopback): legitimate connections do not meet it.
 //!
 //! IPv6 needs no such policy, a failed lookup fails there, and could have none: its routes by `lo` are not
-//! exempt.
+//! exempt (`fib6_info_dst_flags`, net/ipv6/route.c, knows DST_NOPOLICY only), and a policy sees the interface
+//! a socket is bound to, never that of the route (`__xfrm6_selector_match`, net/xfrm/xfrm_policy.c). Nor is there
+//! another place that knows a route before its first packet: no hook of a socket can look one up
+//! (`bpf_fib_lookup` is for packets), none is called when a rule is deleted, and binding the socket to `lo` would
+//! keep ztunnel's answers from it, which come by the interface that owns the address. So whoever deletes both
+//! rules of a mark (CAP_NET_ADMIN) lets IPv6 out until [`crate::watch`] has put them back.
 
 use std::io;
 

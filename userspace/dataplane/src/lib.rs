@@ -27,6 +27,7 @@ mod node;
 mod object;
 mod pins;
 mod pod;
+mod pod_addresses;
 pub mod probe;
 mod reserved_ports;
 mod routing;

@@ -18,7 +18,10 @@ use culvert_abi::{
     pod::INTRODUCTION,
 };
 
-use crate::{Error, bpf};
+use crate::{
+    Error, bpf,
+    pod_addresses::{Claim, PodAddresses},
+};
 
 type Hash<K, V> = Mutex<HashMap<MapData, K, V>>;
 
@@ -26,7 +29,7 @@ type Hash<K, V> = Mutex<HashMap<MapData, K, V>>;
 pub(crate) struct Maps {
     pods: Hash<u64, PodEntry>,
     own_addresses: Hash<OwnAddress, u32>,
-    pod_addresses: Hash<Address, u64>,
+    pod_addresses: Mutex<PodAddresses>,
     host_flows: Hash<FlowKey, u64>,
     ztunnels: Hash<u32, u64>,
     counters: Mutex<PerCpuHashMap<MapData, u64, Counters>>,
@@ -43,7 +46,7 @@ impl Maps {
         let maps = Self {
             pods: hash(node, names::PODS)?,
             own_addresses: hash(node, names::OWN_ADDRESSES)?,
-            pod_addresses: hash(node, names::POD_ADDRESSES)?,
+            pod_addresses: Mutex::new(PodAddresses::take(open(node, names::POD_ADDRESSES)?)?),
             host_flows: hash(node, names::HOST_FLOWS)?,
             ztunnels: hash(node, names::ZTUNNELS)?,
             counters: Mutex::new(counters.map_err(Error::map("open", names::COUNTERS))?),
@@ -95,27 +98,15 @@ impl Maps {
         Ok(keys.into_iter().filter(|key| key.netns == netns).map(|key| key.address).collect())
     }
 
-    /// An address belongs to the pod that was given it last.
-    pub(crate) fn add_pod_addresses(&self, netns: u64, addresses: &[IpAddr]) -> Result<(), Error> {
-        let mut map = lock(&self.pod_addresses);
-        addresses
-            .iter()
-            .try_for_each(|address| map.insert(Address::from(*address), netns, 0))
-            .map_err(Error::map("write", names::POD_ADDRESSES))
-    }
-
-    /// Removes a pod's addresses but these. Reads every pod's: two system calls for each.
-    pub(crate) fn retain_pod_addresses(&self, netns: u64, addresses: &[IpAddr]) -> Result<(), Error> {
-        let wanted: Vec<Address> = addresses.iter().map(|address| (*address).into()).collect();
-        let mut map = lock(&self.pod_addresses);
-        let present =
-            map.iter().collect::<Result<Vec<_>, _>>().map_err(Error::map("read", names::POD_ADDRESSES))?;
-        for (address, owner) in present {
-            if owner == netns && !wanted.contains(&address) {
-                absent_is_none(map.remove(&address)).map_err(Error::map("write", names::POD_ADDRESSES))?;
-            }
-        }
-        Ok(())
+    /// The addresses that CNI and the API server report for a pod.
+    pub(crate) fn set_pod_addresses(
+        &self,
+        netns: u64,
+        addresses: &[IpAddr],
+        claim: Claim,
+    ) -> Result<(), Error> {
+        let addresses: Vec<Address> = addresses.iter().map(|address| (*address).into()).collect();
+        lock(&self.pod_addresses).set(netns, &addresses, claim)
     }
 
     /// Cookies (SO_COOKIE) of ztunnel's sockets stored for a port.
@@ -131,12 +122,6 @@ impl Maps {
 
     pub(crate) fn ztunnels(&self) -> Result<Vec<(u32, u64)>, Error> {
         lock(&self.ztunnels).iter().collect::<Result<_, _>>().map_err(Error::map("read", names::ZTUNNELS))
-    }
-
-    pub(crate) fn remove_ztunnel(&self, tgid: u32) -> Result<(), Error> {
-        absent_is_none(lock(&self.ztunnels).remove(&tgid))
-            .map_err(Error::map("write", names::ZTUNNELS))
-            .map(drop)
     }
 
     /// Removes flows that count no longer; `now` in nanoseconds of CLOCK_MONOTONIC.
@@ -197,7 +182,14 @@ fn take(node: &mut Ebpf, name: &'static str) -> Result<Map, Error> {
 }
 
 fn hash<K: aya::Pod, V: aya::Pod>(node: &mut Ebpf, name: &'static str) -> Result<Hash<K, V>, Error> {
-    HashMap::try_from(take(node, name)?).map(Mutex::new).map_err(Error::map("open", name))
+    open(node, name).map(Mutex::new)
+}
+
+fn open<K: aya::Pod, V: aya::Pod>(
+    node: &mut Ebpf,
+    name: &'static str,
+) -> Result<HashMap<MapData, K, V>, Error> {
+    HashMap::try_from(take(node, name)?).map_err(Error::map("open", name))
 }
 
 /// A panic elsewhere leaves no half-written state here: each operation is one system call.
@@ -205,7 +197,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn absent_is_none<T>(result: Result<T, MapError>) -> Result<Option<T>, MapError> {
+pub(crate) fn absent_is_none<T>(result: Result<T, MapError>) -> Result<Option<T>, MapError> {
     match result {
         Err(MapError::KeyNotFound) => Ok(None),
         Err(error) if errno(&error) == Some(libc::ENOENT) => Ok(None),

@@ -11,10 +11,11 @@ use std::{
 use aya::{
     Ebpf,
     maps::MapInfo,
-    programs::{
-        CgroupAttachMode, Program, ProgramError,
-        links::{FdLink, LinkError},
-    },
+    programs::{Program, ProgramError, RawTracePoint, links::FdLink},
+};
+use aya_obj::generated::bpf_attach_type::{
+    self, BPF_CGROUP_INET_SOCK_CREATE, BPF_CGROUP_INET4_BIND, BPF_CGROUP_INET4_CONNECT,
+    BPF_CGROUP_INET6_BIND, BPF_CGROUP_INET6_CONNECT, BPF_CGROUP_SETSOCKOPT, BPF_CGROUP_SOCK_OPS,
 };
 use culvert_abi::{Counters, names};
 
@@ -37,8 +38,16 @@ pub struct Dataplane {
     pub(crate) programs: PodPrograms,
 }
 
-pub(crate) const NODE_PROGRAMS: [&str; 6] =
-    [names::SOCK_OPS, names::SOCK_CREATE, names::BIND4, names::BIND6, names::CONNECT4, names::CONNECT6];
+/// What is attached to the cgroup root, and how.
+pub(crate) const CGROUP_PROGRAMS: [(&str, bpf_attach_type); 7] = [
+    (names::SOCK_OPS, BPF_CGROUP_SOCK_OPS),
+    (names::SOCK_CREATE, BPF_CGROUP_INET_SOCK_CREATE),
+    (names::BIND4, BPF_CGROUP_INET4_BIND),
+    (names::BIND6, BPF_CGROUP_INET6_BIND),
+    (names::CONNECT4, BPF_CGROUP_INET4_CONNECT),
+    (names::CONNECT6, BPF_CGROUP_INET6_CONNECT),
+    (names::SETSOCKOPT, BPF_CGROUP_SETSOCKOPT),
+];
 
 impl Dataplane {
     /// Loads the node's part, or adopts the one that is pinned and replaces its programs in place.
@@ -53,9 +62,10 @@ impl Dataplane {
         let mut node = load_node(&pins, host_netns)?;
         let maps = Arc::new(Maps::take(&mut node)?);
         let cgroup = File::open(&config.cgroup).map_err(Error::path("open cgroup", &config.cgroup))?;
-        for name in NODE_PROGRAMS {
-            attach_to_cgroup(&mut node, name, &cgroup, &pins.link(name))?;
+        for (name, hook) in CGROUP_PROGRAMS {
+            attach_to_cgroup(&mut node, name, hook, &cgroup, &pins.link(name))?;
         }
+        attach_to_exit(&mut node, &pins.link(names::PROCESS_EXIT))?;
         let watch = Watch::start(Arc::clone(&maps))?;
         let programs = PodPrograms::start(&pins)?;
         let dataplane = Self { config: config.clone(), host_netns, pins, maps, watch, programs };
@@ -149,28 +159,52 @@ fn check_pinned_maps(pins: &Pins) -> Result<(), Error> {
 
 /// Attaches by a pinned link. A link that an earlier process pinned gets the new program; if it is
 /// attached to another cgroup, a new link takes its place.
-fn attach_to_cgroup(node: &mut Ebpf, name: &'static str, cgroup: &File, pin: &Path) -> Result<(), Error> {
+fn attach_to_cgroup(
+    node: &mut Ebpf,
+    name: &'static str,
+    hook: bpf_attach_type,
+    cgroup: &File,
+    pin: &Path,
+) -> Result<(), Error> {
     let program = node.program_mut(name).ok_or_else(|| missing_program("node.o", name))?;
     load(program).map_err(program_error("load", name))?;
+    let program = program.fd().map_err(program_error("find", name))?;
     if pin.exists() {
         let link = bpf::open_link(pin).map_err(Error::path("open pinned link", pin))?;
         let id = cgroup.metadata().map_err(Error::system("fstat of the cgroup"))?.ino();
         if bpf::cgroup_id(link.as_fd()).map_err(Error::path("read pinned link", pin))? == id {
-            let program = program.fd().map_err(program_error("find", name))?;
             return bpf::update_link(link.as_fd(), program.as_fd())
                 .map_err(Error::path("update pinned link", pin));
         }
         tracing::warn!(program = name, "the pinned link is attached to another cgroup; replacing it");
         unpin(pin)?;
     }
-    let link = attach(program, cgroup).map_err(program_error("attach", name))?;
+    let link = bpf::attach_to_cgroup(program.as_fd(), cgroup.as_fd(), hook as u32).map_err(|source| {
+        Error::Program {
+            action: "attach",
+            program: name.to_owned(),
+            source: Box::new(ProgramError::IOError(source)),
+        }
+    })?;
+    bpf::pin(link.as_fd(), pin).map_err(Error::path("pin link at", pin))
+}
+
+/// The kernel replaces no program in a link to a tracepoint (`bpf_raw_tp_link_lops` has no `update_prog`): the new
+/// one is attached before the old one goes.
+fn attach_to_exit(node: &mut Ebpf, pin: &Path) -> Result<(), Error> {
+    let name = names::PROCESS_EXIT;
+    let program = node.program_mut(name).ok_or_else(|| missing_program("node.o", name))?;
+    let program: &mut RawTracePoint = program.try_into().map_err(program_error("find", name))?;
+    program.load().map_err(program_error("load", name))?;
+    let attached = program.attach("sched_process_exit").map_err(program_error("attach", name))?;
+    let link: FdLink = program.take_link(attached).map_err(program_error("keep", name))?.into();
+    unpin(pin)?;
     pin_link(link, pin)
 }
 
 /// Pins a new link, or lets it go.
-pub(crate) fn pin_link(link: Result<FdLink, LinkError>, path: &Path) -> Result<(), Error> {
-    let pinned = link.map_err(io::Error::other).and_then(|link| link.pin(path).map_err(io::Error::other));
-    pinned.map(drop).map_err(Error::path("pin link at", path))
+pub(crate) fn pin_link(link: FdLink, path: &Path) -> Result<(), Error> {
+    link.pin(path).map(drop).map_err(io::Error::other).map_err(Error::path("pin link at", path))
 }
 
 fn load(program: &mut Program) -> Result<(), ProgramError> {
@@ -178,26 +212,7 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
         Program::SockOps(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
         Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSockopt(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
     }
-}
-
-/// A link is always attached beside others ("multi"); `AllowMultiple` would be refused (EINVAL).
-fn attach(program: &mut Program, cgroup: &File) -> Result<Result<FdLink, LinkError>, ProgramError> {
-    let mode = CgroupAttachMode::Single;
-    Ok(match program {
-        Program::SockOps(program) => {
-            let link = program.attach(cgroup, mode)?;
-            program.take_link(link)?.try_into()
-        }
-        Program::CgroupSock(program) => {
-            let link = program.attach(cgroup, mode)?;
-            program.take_link(link)?.try_into()
-        }
-        Program::CgroupSockAddr(program) => {
-            let link = program.attach(cgroup, mode)?;
-            program.take_link(link)?.try_into()
-        }
-        _ => return Err(ProgramError::UnexpectedProgramType),
-    })
 }

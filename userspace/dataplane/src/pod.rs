@@ -14,6 +14,7 @@ use crate::{
     netlink::{Changes, Netlink},
     node::{pin_link, program_error},
     pins::unpin,
+    pod_addresses::Claim,
     routing::{self, PacketSizes},
     sockets, sysctl,
     watch::{GROUPS, Watched},
@@ -73,10 +74,8 @@ impl Dataplane {
             move |source: io::Error| Error::Routing { action, cookie, source }
         };
         self.maps.start_counting(cookie)?;
-        if known.is_some() {
-            self.maps.retain_pod_addresses(cookie, addresses)?;
-        }
-        self.maps.add_pod_addresses(cookie, addresses)?;
+        let claim = if known.is_some() { Claim::Repeated } else { Claim::First };
+        self.maps.set_pod_addresses(cookie, addresses, claim)?;
         let flags = if options.bypass_inbound { BYPASS_INBOUND } else { 0 };
         let (maps, proc, big_tcp) = (&self.maps, &self.config.proc, self.config.big_tcp);
         let watched = netns.run(|| -> Result<Watched, Error> {
@@ -131,13 +130,16 @@ impl Dataplane {
             let link = program.attach(netns).map_err(attach)?;
             let link: FdLink =
                 program.take_link(link).map_err(program_error("keep", names::SK_LOOKUP))?.into();
-            pin_link(Ok(link), &pin)?;
+            pin_link(link, &pin)?;
         }
         self.maps.set_pod(cookie, PodEntry { state: ACTIVE, ..entry })
     }
 
     /// Ends capture: connections that exist go on, new ones are not touched. Follow with ZDS and
     /// [`Dataplane::restore`]. A netns that is not registered is no error.
+    ///
+    /// The pod's program stays until then: a captured SYN that is under way is still ztunnel's, and without the
+    /// program a listener of the workload on that port could take it.
     ///
     /// # Errors
     /// When a map or pin cannot be written.
@@ -147,8 +149,7 @@ impl Dataplane {
             return Ok(());
         };
         self.maps.set_pod(cookie, PodEntry { state: DRAINING, ..entry })?;
-        unpin(&self.pins.pod(cookie))?;
-        self.maps.retain_pod_addresses(cookie, &[])
+        self.maps.set_pod_addresses(cookie, &[], Claim::Repeated)
     }
 
     /// Puts the netns back as it was, once no captured connection is open any more. A socket in
@@ -189,7 +190,7 @@ impl Dataplane {
         self.maps.remove_pod(cookie)?;
         self.watch.remove(cookie);
         unpin(&self.pins.pod(cookie))?;
-        self.maps.retain_pod_addresses(cookie, &[])?;
+        self.maps.set_pod_addresses(cookie, &[], Claim::Repeated)?;
         for address in self.maps.own_addresses(cookie)? {
             self.maps.remove_own_address(cookie, address)?;
         }

@@ -12,14 +12,16 @@ use std::{
 };
 
 use culvert_abi::Address;
-use nix::sys::{
-    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
-    eventfd::EventFd,
+use nix::{
+    sys::{
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        eventfd::EventFd,
+    },
+    time::{ClockId, clock_gettime},
 };
 
 use crate::{
     Error,
-    introduction::Sweep,
     maps::Maps,
     netlink::{Changes, Netlink},
     routing::{self, Interfaces},
@@ -135,7 +137,6 @@ impl Drop for Watch {
 }
 
 fn run(shared: &Shared, maps: &Maps) {
-    let mut sweep = Sweep::default();
     let mut next_sweep = Instant::now() + SWEEP_INTERVAL;
     let mut events = [EpollEvent::empty(); 32];
     loop {
@@ -153,12 +154,18 @@ fn run(shared: &Shared, maps: &Maps) {
             }
         }
         if Instant::now() >= next_sweep {
-            if let Err(error) = sweep.run(maps) {
-                tracing::error!(%error, "cannot sweep host flows and ztunnels");
+            if let Err(error) = monotonic_ns().and_then(|now| maps.sweep_flows(now)) {
+                tracing::error!(%error, "cannot sweep host flows");
             }
             next_sweep = Instant::now() + SWEEP_INTERVAL;
         }
     }
+}
+
+fn monotonic_ns() -> Result<u64, Error> {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC)
+        .map_err(|errno| Error::System { call: "clock_gettime", source: errno.into() })?;
+    Ok(now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -7,24 +7,26 @@ use core::ffi::c_void;
 use aya_ebpf::{
     EbpfContext as _,
     bindings::{
-        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
-        BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_SOCK_OPS_TCP_LISTEN_CB, BPF_TCP_CLOSE,
+        BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB, BPF_SOCK_OPS_RTO_CB, BPF_SOCK_OPS_RTO_CB_FLAG,
+        BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB,
+        BPF_SOCK_OPS_TCP_LISTEN_CB, BPF_TCP_CLOSE, BPF_TCP_SYN_SENT,
     },
-    helpers::{bpf_get_netns_cookie, bpf_ktime_get_ns, bpf_set_retval},
-    macros::{cgroup_sock, cgroup_sock_addr, sock_ops},
-    programs::{SockAddrContext, SockContext, SockOpsContext},
+    helpers::{bpf_get_current_pid_tgid, bpf_get_netns_cookie, bpf_ktime_get_ns, bpf_set_retval},
+    macros::{cgroup_sock, cgroup_sock_addr, cgroup_sockopt, raw_tracepoint, sock_ops},
+    programs::{RawTracePointContext, SockAddrContext, SockContext, SockOpsContext, SockoptContext},
 };
 use culvert_abi::{
     Address, Counter, FlowKey, ListenerKey,
     listener::{DUAL_STACK, SLOTS},
-    pod::{ACTIVE, INTRODUCTION},
-    ztunnel::{ACCEPTED_MARK, LOOP_MARK, OUTBOUND_PORT, with_mark},
+    pod::{ACTIVE, DRAINING, INTRODUCTION},
+    ztunnel::{ACCEPTED_MARK, LOOP_MARK, MARK_MASK, OUTBOUND_PORT, with_mark},
 };
 use culvert_ebpf::{
-    context::{self, Named},
+    context::{self, Named, OptionValue},
     inbound::on_accept,
     maps::{HOST_FLOWS, LISTENERS, POD_ADDRESSES, UNKNOWN_FLOWS, ZTUNNELS, count, owns, pod_state},
-    outbound::{Destination, is_inbound_leg, needs_listener, on_connect, without_our_routing},
+    marks::{of_mptcp, on_set_mark, without_our_routing},
+    outbound::{Destination, is_inbound_leg, needs_listener, on_connect},
     ports::{OnBind, OnListen, on_bind, on_listen},
     socket::{Owner, Socket, current_is_ztunnel, current_tgid, set_mark, share_port},
 };
@@ -59,6 +61,17 @@ fn label_sockets(ctx: SockContext) -> i32 {
         Socket::created(&ctx).label_ztunnel();
     }
     ALLOW
+}
+
+/// Tracepoint `sched_process_exit`: a ztunnel that ended is known no longer. Its id is given to nobody else as
+/// long as its first thread is, so no successor is ever taken for it.
+#[raw_tracepoint(tracepoint = "sched_process_exit")]
+fn forget_ztunnel(_: RawTracePointContext) {
+    let ids = bpf_get_current_pid_tgid();
+    let (process, thread) = ((ids >> 32) as u32, ids as u32);
+    if thread == process && ZTUNNELS.remove(process).is_ok() {
+        count(0, Counter::ZtunnelEnded);
+    }
 }
 
 /// `cgroup/bind4`: reserves ztunnel's ports and keeps the workload's own port bindable.
@@ -124,15 +137,20 @@ fn connect(ctx: &SockAddrContext, named: Named) -> i32 {
     }
     let netns = netns_cookie(ctx.as_ptr());
     let state = pod_state(netns);
-    if state != ACTIVE {
+    if state == 0 {
         return ALLOW;
     }
-    let (socket, destination) = (Socket::addressed(ctx), destination(netns, &named.address));
+    let socket = Socket::addressed(ctx);
     let owner = socket.owner();
+    // In every state: a socket that was captured keeps its mark when it disconnects (AF_UNSPEC).
     if let (Owner::Workload, Some(mark)) = (owner, without_our_routing(socket.mark())) {
         // If that fails the connection stays inside all the same.
         set_mark(ctx, mark);
     }
+    if state != ACTIVE {
+        return ALLOW;
+    }
+    let destination = destination(netns, &named.address);
     if needs_listener(state, owner, destination) && !is_listening(netns, OUTBOUND_PORT) {
         count(netns, Counter::RefusedOutbound);
         return refuse(ECONNREFUSED);
@@ -143,6 +161,41 @@ fn connect(ctx: &SockAddrContext, named: Named) -> i32 {
     ALLOW
 }
 
+/// `cgroup/setsockopt`: a mark of the workload's (CAP_NET_RAW) must not take the place of ours. Runs for every
+/// `setsockopt()` of the node.
+#[cgroup_sockopt(setsockopt)]
+fn keep_marks(ctx: SockoptContext) -> i32 {
+    if context::is_mark(&ctx) {
+        set_by_workload(&ctx);
+    } else {
+        context::leave_option(&ctx);
+    }
+    ALLOW
+}
+
+#[inline(always)]
+fn set_by_workload(ctx: &SockoptContext) {
+    let netns = netns_cookie(ctx.as_ptr());
+    let state = pod_state(netns);
+    let Some(value) = OptionValue::of(ctx).filter(|_| state != 0) else {
+        return context::leave_option(ctx);
+    };
+    let socket = Socket::optioned(ctx);
+    let ours = if socket.is_mptcp() {
+        of_mptcp(destination(netns, &socket.remote()))
+    } else {
+        socket.mark() & MARK_MASK
+    };
+    let decision = on_set_mark(state, socket.owner(), socket.phase(), ours, value.get());
+    match decision.replace {
+        Some(mark) => value.replace(ctx, mark),
+        None => context::leave_option(ctx),
+    }
+    if let Some(counter) = decision.counter {
+        count(netns, counter);
+    }
+}
+
 /// `sock_ops`: runs at points of a TCP socket's life, synchronously in the system call or in softirq.
 #[sock_ops]
 fn follow_sockets(ctx: SockOpsContext) -> u32 {
@@ -151,6 +204,7 @@ fn follow_sockets(ctx: SockOpsContext) -> u32 {
         BPF_SOCK_OPS_TCP_CONNECT_CB => connecting(&ctx),
         BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB => accepted(&ctx),
         BPF_SOCK_OPS_STATE_CB => closed(&ctx),
+        BPF_SOCK_OPS_RTO_CB => retransmitting(&ctx),
         _ => {}
     }
     1
@@ -217,14 +271,33 @@ fn connecting(ctx: &SockOpsContext) {
         UNKNOWN_FLOWS.insert(flow_key(netns, &ends), 1, 0).unwrap_or_default();
     }
     let marked = decision.mark.is_none_or(|ours| set_mark(ctx, with_mark(socket.mark(), ours)));
+    if marked && matches!(decision.counter, Counter::CapturedOutbound) {
+        // If that fails, a SYN that ztunnel leaves behind is repeated in vain.
+        ctx.set_cb_flags((ctx.cb_flags() | BPF_SOCK_OPS_RTO_CB_FLAG) as i32).unwrap_or_default();
+    }
     count(netns, if marked { decision.counter } else { Counter::MarkFailed });
+}
+
+/// Before something is sent again because nobody has answered. A captured SYN that nobody has taken when its
+/// pod is withdrawn would find nobody any more: from now on it goes where those of new connections go.
+#[inline(always)]
+fn retransmitting(ctx: &SockOpsContext) {
+    let Some(socket) = Socket::followed(ctx) else { return };
+    let netns = netns_cookie(ctx.as_ptr());
+    if pod_state(netns) == DRAINING
+        && context::state(ctx) == BPF_TCP_SYN_SENT
+        && let Some(mark) = without_our_routing(socket.mark())
+        && set_mark(ctx, mark)
+    {
+        count(netns, Counter::PassedLate);
+    }
 }
 
 /// In softirq, when the handshake of an accepted connection is complete.
 #[inline(always)]
 fn accepted(ctx: &SockOpsContext) {
     let netns = netns_cookie(ctx.as_ptr());
-    if pod_state(netns) != ACTIVE {
+    if !matches!(pod_state(netns), ACTIVE | DRAINING) {
         return;
     }
     let Some(socket) = Socket::followed(ctx) else { return };

@@ -28,7 +28,7 @@ pub(super) fn checks(config: &Config) -> Vec<Check> {
     let mut checks = vec![Check::new(
         "programs load and attach",
         started.as_ref().map(|_| ()).map_err(Clone::clone),
-        "Linux 6.1 or later with CONFIG_BPF_SYSCALL and CONFIG_CGROUP_BPF; the verifier's log says what is missing",
+        "Linux 6.1 or later with CONFIG_BPF_SYSCALL, CONFIG_CGROUP_BPF and CONFIG_BPF_EVENTS; the verifier's log says what is missing",
     )];
     if let Ok(dataplane) = started {
         checks.push(Check::new(
