@@ -85,8 +85,9 @@ fn enter(out: &mut dyn Write) -> anyhow::Result<()> {
     let ended = part.arg(ADD).stdout(Stdio::inherit()).output().context("cannot start the second part")?;
     if !ended.status.success() {
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-        let skipped = said.lines().count().saturating_sub(LINES);
-        bail!("{}", said.lines().skip(skipped).collect::<Vec<_>>().join("\n"));
+        let told: Vec<_> = said.lines().filter(|line| !line.contains("  INFO ")).collect();
+        let last = told.get(told.len().saturating_sub(LINES)..).unwrap_or_default();
+        bail!("{}", last.join("\n").replacen("demo: ", "", 1));
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    env::consts::ARCH,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -48,7 +49,7 @@ impl Image {
         let mut blobs = BTreeMap::new();
         let layer = keep(&mut blobs, self.layer()?);
         let config = json!({
-            "architecture": "amd64",
+            "architecture": if ARCH == "aarch64" { "arm64" } else { "amd64" },
             "os": "linux",
             "config": { "Entrypoint": ["/entrypoint"] },
             "rootfs": { "type": "layers", "diff_ids": [layer.0] },
