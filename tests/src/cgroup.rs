@@ -21,7 +21,9 @@ impl OwnCgroup {
     /// Makes it and moves all threads of the process into it.
     pub(crate) fn enter(name: &str) -> Self {
         let root = culvert_dataplane::probe::find_cgroup2().expect("a cgroup2 hierarchy must be mounted");
-        crate::isolation::remove_leftovers(&root);
+        for hierarchy in hierarchies() {
+            crate::isolation::remove_leftovers(&hierarchy, remove_tree);
+        }
         let path = root.join(name);
         fs::create_dir(&path).unwrap_or_else(|error| panic!("cgroup {}: {error}", path.display()));
         let before = root.join(current().trim_start_matches('/'));
@@ -55,4 +57,42 @@ fn current() -> String {
     let cgroups = fs::read_to_string("/proc/self/cgroup").expect("/proc/self/cgroup");
     let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
     path.unwrap_or_else(|| panic!("no cgroup2 line in /proc/self/cgroup: {cgroups}")).to_owned()
+}
+
+/// Removes a cgroup below the root of each hierarchy, version 1's too, with what a runtime has made in it. Waits
+/// for processes that were killed, but not for those that are in the cgroup itself.
+pub(crate) fn remove_from_all_hierarchies(name: &str) {
+    let deadline = Instant::now() + DEADLINE;
+    for hierarchy in hierarchies() {
+        let cgroup = hierarchy.join(name.trim_start_matches('/'));
+        remove_tree(&cgroup);
+        while !children(&cgroup).is_empty() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+            remove_tree(&cgroup);
+        }
+    }
+}
+
+fn hierarchies() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let of_cgroups = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let (path, kind) = (words.next()?, words.next()?);
+        kind.starts_with("cgroup").then(|| path.into())
+    });
+    of_cgroups.collect()
+}
+
+/// A cgroup's files go with it; only directories have to be removed.
+fn remove_tree(cgroup: &Path) {
+    for child in children(cgroup) {
+        remove_tree(&child);
+    }
+    // What still holds a process stays.
+    fs::remove_dir(cgroup).ok();
+}
+
+fn children(cgroup: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }

@@ -6,7 +6,10 @@
 //!              └────────────► judge ◄──────────┘
 //!                               └──► table ──► stdout
 //! ```
+//!
+//! Then [`add`]: how a pod gets there.
 
+mod add;
 mod bpftool;
 mod judge;
 mod leg;
@@ -14,15 +17,15 @@ mod scene;
 mod table;
 
 use std::{
-    fs,
+    env, fs,
     io::{self, IsTerminal as _, Write},
     panic::{self, AssertUnwindSafe},
-    process::ExitCode,
+    process::{Command, ExitCode, Stdio},
     sync::{Mutex, PoisonError},
     time::Instant,
 };
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context as _, anyhow, bail};
 use culvert_dataplane::{Config, probe};
 
 use crate::address::Family;
@@ -32,6 +35,8 @@ use table::Table;
 
 /// What the lab said when it panicked.
 static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// Argument that asks for the second part.
+const ADD: &str = "add";
 /// Lines of it that are worth a reader's time: a verifier's log can have thousands.
 const LINES: usize = 20;
 
@@ -42,7 +47,8 @@ pub fn run() -> ExitCode {
         let text = panic.payload_as_str().unwrap_or("the lab failed").to_owned();
         SAID.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }));
-    match show(&mut io::stdout().lock()) {
+    let part = if env::args().nth(1).as_deref() == Some(ADD) { add::show } else { show };
+    match part(&mut io::stdout().lock()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // When stderr is closed nobody is left to be told.
@@ -65,7 +71,24 @@ fn show(out: &mut dyn Write) -> anyhow::Result<()> {
     head(&scene, begin, out)?;
     without_panic(AssertUnwindSafe(|| play(&scene, out)))??;
     drop(scene);
+    enter(out)?;
     writeln!(out, "\nEverything as expected, in {:.1} s.", begin.elapsed().as_secs_f32())?;
+    Ok(())
+}
+
+/// The second part, as a process: one has one lab.
+fn enter(out: &mut dyn Write) -> anyhow::Result<()> {
+    writeln!(out)?;
+    out.flush()?;
+    let mut part = Command::new(env::current_exe().context("path of this program")?);
+    // What the agent logs is of interest only when something failed.
+    let ended = part.arg(ADD).stdout(Stdio::inherit()).output().context("cannot start the second part")?;
+    if !ended.status.success() {
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        let told: Vec<_> = said.lines().filter(|line| !line.contains("  INFO ")).collect();
+        let last = told.get(told.len().saturating_sub(LINES)..).unwrap_or_default();
+        bail!("{}", last.join("\n").replacen("demo: ", "", 1));
+    }
     Ok(())
 }
 

@@ -42,7 +42,7 @@ impl Isolation {
         );
         let name = format!("{PREFIX}{}", process::id());
         let cgroup = OwnCgroup::enter(&name);
-        remove_leftovers(&env::temp_dir());
+        remove_leftovers(&env::temp_dir(), |directory| drop(fs::remove_dir(directory)));
         let directory = env::temp_dir().join(name);
         for path in [&directory, Path::new(NETNS)] {
             fs::create_dir_all(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -74,13 +74,13 @@ fn mount_new(kind: &str, target: &Path) {
         .unwrap_or_else(|error| panic!("mount {kind} on {}: {error}", target.display()));
 }
 
-/// Removes the empty directories that labs of processes which are no more have left in `parent`.
-pub(crate) fn remove_leftovers(parent: &Path) {
+/// Removes the directories that labs of processes which are no more have left in `parent`.
+pub(crate) fn remove_leftovers(parent: &Path, remove: fn(&Path)) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
         if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            fs::remove_dir(entry.path()).ok();
+            remove(&entry.path());
         }
     }
 }

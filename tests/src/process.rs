@@ -4,7 +4,7 @@ use std::{
     env,
     io::{BufRead as _, BufReader},
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{ChildStdin, Command, ExitStatus, Stdio},
     sync::mpsc,
     thread,
@@ -87,11 +87,29 @@ impl Process {
     }
 }
 
-/// A program of this package, built along with the running one.
+/// A program built along with the running one.
 pub(crate) fn program(name: &str) -> PathBuf {
     let running = env::current_exe().expect("path of this program");
     let mut candidates = running.ancestors().skip(1).take(2).map(|directory| directory.join(name));
     candidates.find(|path| path.exists()).unwrap_or_else(|| {
-        panic!("no {name} beside {}: run `cargo build -p culvert-tests --bins`", running.display())
+        panic!(
+            "no {name} beside {}: run `cargo build -p culvert-tests -p culvert-agent -p culvert-cni --bins`",
+            running.display()
+        )
     })
+}
+
+/// What `cargo xtask setup` has put into target/tools.
+pub(crate) fn tool(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools").join(name);
+    assert!(path.exists(), "no {}: run `cargo xtask setup`", path.display());
+    path.canonicalize().expect("an absolute path")
+}
+
+/// The CNI plugin as it is shipped.
+pub(crate) fn plugin() -> PathBuf {
+    let target = format!("../target/{}-unknown-linux-gnu/plugin/culvert-cni", env::consts::ARCH);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(target);
+    assert!(path.exists(), "no {}: run `cargo xtask build-plugin`", path.display());
+    path.canonicalize().expect("an absolute path")
 }
