@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
 use axum::{Json, Router, extract::State, response::Response, routing::post};
 use culvert_cni::{
-    answer::{Outcome, Refusal, Status},
+    answer::{Answer, Outcome, Refusal, Status, StepTime},
     codes::Code,
     event::{self, AddEvent, GcRequest},
     log::Batch,
@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    enroll::{Add, Attachment, Captured, Enrollment, Failure, NetnsId, Redirect, Removal, Ztunnel},
+    enroll::{Add, Attachment, Captured, Enrollment, Failure, NetnsId, Redirect, Removal, Step, Ztunnel},
     error_chain::Chain,
     membership::{Decision, Membership, Named, Redirection},
     metrics::Metrics,
@@ -29,7 +29,7 @@ use crate::{
     telemetry,
     unix_socket::OwnListener,
 };
-use answers::{decode, outcome, refused};
+use answers::{answered, decode, refused};
 use received::Received;
 
 /// The plugin gives everything but an ADD one second; DEL and CHECK are answered before.
@@ -90,10 +90,10 @@ async fn del<R: Redirect, Z: Ztunnel, M: Membership>(
         Ok(named) => {
             // What takes longer goes on; the runtime need not wait for ztunnel.
             let removal = timeout(PROMPT, service.enrollment.del(attachment(named))).await;
-            Ok(match removal.unwrap_or(Removal::Removed) {
+            Ok(Answer::new(match removal.unwrap_or(Removal::Removed) {
                 Removal::Removed => Outcome::Removed,
                 Removal::Unknown => Outcome::Unknown,
-            })
+            }))
         }
         Err(refusal) => Err(refusal),
     };
@@ -106,12 +106,12 @@ async fn check<R: Redirect, Z: Ztunnel, M: Membership>(
 ) -> Response {
     let answer = match decode::<event::Attachment>(&body) {
         Ok(named) => match timeout(PROMPT, service.enrollment.check(&attachment(named))).await {
-            Ok(Captured::Unknown) => Ok(Outcome::Unknown),
+            Ok(Captured::Unknown) => Ok(Answer::new(Outcome::Unknown)),
             Ok(Captured::No(error)) => {
                 Err(Refusal::new(Code::Attach, "the pod is enrolled and is not captured", error.to_string()))
             }
             // Without a positive word a CHECK passes.
-            Ok(Captured::Yes) | Err(tokio::time::error::Elapsed { .. }) => Ok(Outcome::Enrolled),
+            Ok(Captured::Yes) | Err(tokio::time::error::Elapsed { .. }) => Ok(Answer::new(Outcome::Enrolled)),
         },
         Err(refusal) => Err(refusal),
     };
@@ -139,7 +139,7 @@ async fn gc<R: Redirect, Z: Ztunnel, M: Membership>(
                 .map(|attachment| (attachment.container_id, attachment.if_name))
                 .collect();
             drop(timeout(PROMPT, service.enrollment.retain(&request.network_name, valid)).await);
-            Ok(Outcome::Removed)
+            Ok(Answer::new(Outcome::Removed))
         }
         Err(refusal) => Err(refusal),
     };
@@ -155,10 +155,12 @@ async fn log(Received(body): Received) {
 }
 
 impl<R: Redirect, Z: Ztunnel, M: Membership> Service<R, Z, M> {
-    async fn add(&self, event: AddEvent, deadline: Instant) -> Result<Outcome, Refusal> {
+    async fn add(&self, event: AddEvent, deadline: Instant) -> Result<Answer, Refusal> {
+        let start = Instant::now();
+        let outside = Ok(Answer::new(Outcome::NotInMesh));
         if event.pod_namespace.is_empty() || event.pod_name.is_empty() {
             // Not of Kubernetes: no selector can match it.
-            return Ok(Outcome::NotInMesh);
+            return outside;
         }
         let named = Named {
             namespace: event.pod_namespace.clone(),
@@ -166,7 +168,7 @@ impl<R: Redirect, Z: Ztunnel, M: Membership> Service<R, Z, M> {
             uid: event.pod_uid.clone().filter(|uid| !uid.is_empty()),
         };
         let (pod, bypass_inbound) = match self.membership.decide(&named, deadline).await {
-            Ok(Decision::Outside) => return Ok(Outcome::NotInMesh),
+            Ok(Decision::Outside) => return outside,
             Ok(Decision::Member { pod, bypass_inbound }) => (pod, bypass_inbound),
             Err(undecided) => {
                 let failure = Failure::from(undecided);
@@ -175,6 +177,7 @@ impl<R: Redirect, Z: Ztunnel, M: Membership> Service<R, Z, M> {
                 return Err(failure.refusal());
             }
         };
+        let decided = StepTime::new(Step::Membership.name(), start.elapsed());
         let add = Add {
             pod: pod.clone(),
             netns: event.netns.into(),
@@ -188,18 +191,19 @@ impl<R: Redirect, Z: Ztunnel, M: Membership> Service<R, Z, M> {
             },
         };
         match self.enrollment.add(add, deadline).await {
-            Ok(()) => {
+            Ok(times) => {
                 self.membership.announce(&pod, Redirection::Enabled);
-                Ok(Outcome::Enrolled)
+                let times = times.into_iter().map(|(step, time)| StepTime::new(step.name(), time));
+                Ok(Answer { outcome: Outcome::Enrolled, steps: [decided].into_iter().chain(times).collect() })
             }
             Err(failure) => Err(failure.refusal()),
         }
     }
 
-    fn answer(&self, verb: &'static str, answer: Result<Outcome, Refusal>) -> Response {
+    fn answer(&self, verb: &'static str, answer: Result<Answer, Refusal>) -> Response {
         self.metrics.request(verb, answer.as_ref().err().map_or(0, |refusal| refusal.code.number()));
         match answer {
-            Ok(found) => outcome(found),
+            Ok(answer) => answered(&answer),
             Err(refusal) => refused(refusal),
         }
     }

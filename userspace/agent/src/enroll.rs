@@ -35,6 +35,7 @@ use std::{
     time::Duration,
 };
 
+use culvert_cni::answer::StepTime;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -43,6 +44,7 @@ pub use failure::{Failure, Step};
 pub use path::HostPaths;
 pub use redirect::Redirect;
 pub use sandbox::{NetnsId, Pod, Sandbox};
+pub use steps::StepTimes;
 pub use ztunnel::Ztunnel;
 
 use crate::{
@@ -134,8 +136,8 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
     }
 
     /// Takes a pod into the mesh. On `Ok` it is captured and served; otherwise nothing is left, or is
-    /// about to be. Answers at most [`GRACE`] after `deadline`. A dropped call is undone.
-    pub async fn add(self: &Arc<Self>, add: Add, deadline: Instant) -> Result<(), Failure> {
+    /// about to be. Answers at most [`GRACE`] after `deadline`, with the time of each step. A dropped call is undone.
+    pub async fn add(self: &Arc<Self>, add: Add, deadline: Instant) -> Result<StepTimes, Failure> {
         let progress = Progress::new(deadline, CancellationToken::new());
         let _cancel_on_drop = progress.cancel.clone().drop_guard();
         let task = self.tasks.spawn({
@@ -143,7 +145,7 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
             async move { this.add_in_turn(add, &progress).await }
         });
         match timeout_at(deadline + GRACE, task).await {
-            Ok(Ok(result)) => result,
+            Ok(Ok(result)) => result.map(|()| progress.times()),
             Ok(Err(_panic)) => Err(Failure::Panicked { step: progress.step() }),
             Err(tokio::time::error::Elapsed { .. }) => Err(Failure::Deadline { step: progress.step() }),
         }
@@ -164,7 +166,7 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
         let times: Vec<_> = progress
             .times()
             .iter()
-            .map(|(step, time)| format!("{step} {:.1} ms", time.as_secs_f64() * 1e3))
+            .map(|(step, time)| StepTime::new(step.name(), *time).to_string())
             .collect();
         let times = times.join(", ");
         match &result {

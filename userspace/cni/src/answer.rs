@@ -1,5 +1,7 @@
 //! What the agent answers.
 
+use std::{fmt, time::Duration};
+
 use serde::{Deserialize, Serialize};
 
 use crate::codes::Code;
@@ -18,13 +20,57 @@ pub enum Outcome {
     Removed,
 }
 
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Enrolled => "enrolled",
+            Self::NotInMesh => "not in the mesh",
+            Self::Unknown => "no such attachment",
+            Self::Removed => "removed",
+        })
+    }
+}
+
 /// Body of a 200 to ADD, DEL, CHECK and GC.
 ///
 /// Istio's agent answers an ADD with an empty body: the status alone is the answer there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     /// What became of it.
     pub outcome: Outcome,
+    /// ADD: the agent's steps in order, one after the other, each once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepTime>,
+}
+
+impl Answer {
+    /// An answer without steps.
+    pub const fn new(outcome: Outcome) -> Self {
+        Self { outcome, steps: Vec::new() }
+    }
+}
+
+/// How long a step of an ADD took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepTime {
+    /// Name of the step.
+    pub step: String,
+    /// Microseconds.
+    pub us: u64,
+}
+
+impl StepTime {
+    /// A step's time.
+    pub fn new(step: impl Into<String>, time: Duration) -> Self {
+        Self { step: step.into(), us: u64::try_from(time.as_micros()).unwrap_or(u64::MAX) }
+    }
+}
+
+/// As in the log: `netns 0.13 ms`.
+impl fmt::Display for StepTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}.{:02} ms", self.step, self.us / 1000, self.us % 1000 / 10)
+    }
 }
 
 /// Body of a 200 to STATUS. Never decides anything, the plugin logs it.
@@ -117,9 +163,20 @@ mod tests {
     }
 
     #[test]
+    fn steps_come_in_microseconds_and_an_older_agent_sends_none() {
+        let steps = vec![StepTime::new("netns", Duration::from_nanos(1_234_567))];
+        let answer = Answer { outcome: Outcome::Enrolled, steps };
+        let json = serde_json::to_string(&answer).unwrap();
+        assert_eq!(json, r#"{"outcome":"enrolled","steps":[{"step":"netns","us":1234}]}"#);
+        assert_eq!(answer.steps[0].to_string(), "netns 1.23 ms");
+        let older: Answer = serde_json::from_str(r#"{"outcome":"enrolled"}"#).unwrap();
+        assert_eq!(older, Answer::new(Outcome::Enrolled));
+    }
+
+    #[test]
     fn outcomes_have_stable_names() {
         let names = [Outcome::Enrolled, Outcome::NotInMesh, Outcome::Unknown, Outcome::Removed]
-            .map(|outcome| serde_json::to_string(&Answer { outcome }).unwrap());
+            .map(|outcome| serde_json::to_string(&Answer::new(outcome)).unwrap());
         assert_eq!(
             names,
             [

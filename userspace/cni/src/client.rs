@@ -19,7 +19,7 @@ use serde::Serialize;
 use tokio::{net::UnixStream, time};
 
 use crate::{
-    answer::{Answer, Outcome, Refusal, Status},
+    answer::{Answer, Outcome, Refusal, Status, StepTime},
     event::{AddEvent, Attachment, GcRequest, StatusRequest},
     log::Batch,
 };
@@ -61,24 +61,31 @@ impl Client {
         &self.socket
     }
 
-    /// Asks for a pod's enrollment.
-    pub async fn add(&self, event: &AddEvent) -> Result<Outcome, Error> {
+    /// Asks for a pod's enrollment. The steps of the answer begin with `connect` and end with `reply`:
+    /// what sending, waiting and reading took beyond the agent's own steps.
+    pub async fn add(&self, event: &AddEvent) -> Result<Answer, Error> {
+        let start = time::Instant::now();
+        let (body, connect) = self.post_timed("/cmdadd", event).await?;
+        let total = start.elapsed();
         // Istio's agent answers with an empty body: 200 alone says enrolled.
-        let answer = self.post("/cmdadd", event).await?;
-        Ok(outcome(&answer).unwrap_or(Outcome::Enrolled))
+        let Answer { outcome, mut steps } = answer(&body).unwrap_or(Answer::new(Outcome::Enrolled));
+        let agent = Duration::from_micros(steps.iter().map(|step| step.us).sum());
+        steps.insert(0, StepTime::new("connect", connect));
+        steps.push(StepTime::new("reply", total.saturating_sub(connect).saturating_sub(agent)));
+        Ok(Answer { outcome, steps })
     }
 
     /// Tells that a container's attachment is gone.
     pub async fn del(&self, attachment: &Attachment) -> Result<Outcome, Error> {
-        let answer = self.post("/cmddel", attachment).await?;
-        Ok(outcome(&answer).unwrap_or(Outcome::Unknown))
+        let body = self.post("/cmddel", attachment).await?;
+        Ok(answer(&body).map_or(Outcome::Unknown, |answer| answer.outcome))
     }
 
     /// Asks whether an attachment is still captured. Of the errors, only [`Error::Refused`] with code
     /// 101 says that it is not.
     pub async fn check(&self, attachment: &Attachment) -> Result<Outcome, Error> {
-        let answer = self.post("/check", attachment).await?;
-        Ok(outcome(&answer).unwrap_or(Outcome::Unknown))
+        let body = self.post("/check", attachment).await?;
+        Ok(answer(&body).map_or(Outcome::Unknown, |answer| answer.outcome))
     }
 
     /// Tells which attachments of a network are valid.
@@ -99,6 +106,15 @@ impl Client {
     }
 
     async fn post(&self, endpoint: &'static str, body: &impl Serialize) -> Result<Bytes, Error> {
+        self.post_timed(endpoint, body).await.map(|(answer, _)| answer)
+    }
+
+    /// The answer, and what connecting took.
+    async fn post_timed(
+        &self,
+        endpoint: &'static str,
+        body: &impl Serialize,
+    ) -> Result<(Bytes, Duration), Error> {
         let body = serde_json::to_vec(body).map_err(|error| Error::Lost(Box::new(error)))?;
         match time::timeout_at(self.deadline, self.exchange(endpoint, body.into())).await {
             Ok(answer) => answer,
@@ -106,8 +122,10 @@ impl Client {
         }
     }
 
-    async fn exchange(&self, endpoint: &'static str, body: Bytes) -> Result<Bytes, Error> {
+    async fn exchange(&self, endpoint: &'static str, body: Bytes) -> Result<(Bytes, Duration), Error> {
+        let start = time::Instant::now();
         let stream = self.connect().await?;
+        let connect = start.elapsed();
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
         let request = Request::builder()
             .method(Method::POST)
@@ -130,7 +148,7 @@ impl Client {
             _ = &mut connection => answer.await?,
         };
         if status == StatusCode::OK {
-            return Ok(body);
+            return Ok((body, connect));
         }
         Err(match Refusal::decode(&body) {
             Some(refusal) => Error::Refused(refusal),
@@ -176,8 +194,8 @@ impl Client {
     }
 }
 
-fn outcome(answer: &[u8]) -> Option<Outcome> {
-    serde_json::from_slice(answer).ok().map(|Answer { outcome }| outcome)
+fn answer(body: &[u8]) -> Option<Answer> {
+    serde_json::from_slice(body).ok()
 }
 
 fn lost(error: impl std::error::Error + Send + Sync + 'static) -> Error {

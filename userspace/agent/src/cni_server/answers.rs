@@ -6,7 +6,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use culvert_cni::{
-    answer::{Answer, Outcome, Refusal},
+    answer::{Answer, Refusal},
     codes::Code,
 };
 use serde::de::DeserializeOwned;
@@ -17,8 +17,8 @@ pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
         .map_err(|error| Refusal::new(Code::Undecodable, "the request cannot be read", error.to_string()))
 }
 
-pub(super) fn outcome(outcome: Outcome) -> Response {
-    Json(Answer { outcome }).into_response()
+pub(super) fn answered(answer: &Answer) -> Response {
+    Json(answer).into_response()
 }
 
 pub(super) fn refused(refusal: Refusal) -> Response {

@@ -111,7 +111,11 @@ impl Agent {
 async fn a_pod_of_the_mesh_is_enrolled_checked_and_removed() {
     let agent = Agent::start();
     let (client, named) = (agent.client(), Agent::attachment("c1"));
-    assert_eq!(client.add(&agent.event("shop", "c1")).await.unwrap(), Outcome::Enrolled);
+    let answer = client.add(&agent.event("shop", "c1")).await.unwrap();
+    assert_eq!(answer.outcome, Outcome::Enrolled);
+    let steps: Vec<_> = answer.steps.iter().map(|step| &*step.step).collect();
+    let of_agent = Step::ALL.map(Step::name);
+    assert_eq!(steps, [&["connect"], &of_agent[..], &["reply"]].concat());
     agent.node.assert_enrolled("u1", "c1");
     assert_eq!(agent.node.enrollment.dump()[0].addresses, ["10.0.0.7".parse().unwrap()].into());
     assert_eq!(client.check(&named).await.unwrap(), Outcome::Enrolled);
@@ -124,7 +128,8 @@ async fn a_pod_of_the_mesh_is_enrolled_checked_and_removed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_outside_the_mesh_is_not_touched() {
     let agent = Agent::start();
-    assert_eq!(agent.client().add(&agent.event("plain", "c1")).await.unwrap(), Outcome::NotInMesh);
+    let answer = agent.client().add(&agent.event("plain", "c1")).await.unwrap();
+    assert_eq!(answer.outcome, Outcome::NotInMesh);
     assert_eq!(agent.node.dataplane.state().calls, []);
 }
 

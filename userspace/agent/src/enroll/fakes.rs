@@ -326,7 +326,7 @@ impl Node {
     }
 
     pub(crate) async fn add(&self, uid: &str, sandbox: &str) -> Result<(), super::Failure> {
-        self.enrollment.add(self.request(uid, sandbox), soon()).await
+        self.enrollment.add(self.request(uid, sandbox), soon()).await.map(drop)
     }
 
     /// Nothing of any pod: not in the kernel, not at ztunnel, not on disk, not in the table.

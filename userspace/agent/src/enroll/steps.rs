@@ -18,6 +18,9 @@ use crate::{error_chain::Chain, record::Phase};
 /// How long a probe of an ADD may wait for its answer; the node may be busy starting pods.
 const ADD_PROBE: Duration = Duration::from_secs(1);
 
+/// What the steps of an ADD took, in order.
+pub type StepTimes = Vec<(Step, Duration)>;
+
 /// What one ADD has to keep to, and how far it is. Clones are the same ADD.
 #[derive(Clone, Debug)]
 pub(super) struct Progress {
@@ -25,7 +28,7 @@ pub(super) struct Progress {
     /// The runtime went away, or a DEL asks for the removal.
     pub(super) cancel: CancellationToken,
     step: Arc<AtomicU8>,
-    times: Arc<Mutex<Vec<(Step, Duration)>>>,
+    times: Arc<Mutex<StepTimes>>,
 }
 
 impl Progress {
@@ -71,7 +74,7 @@ impl Progress {
         }
     }
 
-    pub(super) fn times(&self) -> Vec<(Step, Duration)> {
+    pub(super) fn times(&self) -> StepTimes {
         self.times.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

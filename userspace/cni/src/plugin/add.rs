@@ -1,12 +1,12 @@
 //! ADD: a pod of the mesh starts only after the agent's yes, any other pod is not kept waiting.
 
-use std::{cell::LazyCell, fs, os::unix::fs::MetadataExt as _, pin::pin};
+use std::{cell::LazyCell, fs, os::unix::fs::MetadataExt as _, pin::pin, time::Duration};
 
 use tokio::time;
 
 use super::{Call, PATIENCE, Plugin, conversation::block_on, spec::PrevResult};
 use crate::{
-    answer::{Outcome, Refusal},
+    answer::{Answer, Refusal, StepTime},
     client::{Client, Error},
     codes::Code,
     config::Config,
@@ -25,13 +25,14 @@ impl Plugin {
         let event = self.event(call, config, &previous);
         // Rendered before the agent acts: a pod is not enrolled for an ADD that then fails.
         let result = previous.render(self.version)?;
+        let prepared = StepTime::new("prepare", self.started.elapsed());
 
         let client = super::client(config.socket(), self.started + config.timeout());
         let scope = LazyCell::new(|| Scope::read(&config.scope_file()));
         let answer = block_on(&client, ask(&client, &event, || is_outside(&scope, &call.args.namespace)));
         self.note_absence(&answer);
         match answer {
-            Ok(outcome) => self.log.line(Level::Debug, format!("the agent's answer: {outcome:?}")),
+            Ok(answer) => self.log.line(Level::Debug, describe(prepared, &answer, self.started.elapsed())),
             Err(error) => {
                 let why = without_agent(error, &scope, &call.args.namespace)?;
                 self.log.line(Level::Warn, format!("passes without the agent: {why}"));
@@ -65,6 +66,14 @@ impl Plugin {
     }
 }
 
+/// The whole ADD in one line, from the start of this process to the answer.
+fn describe(prepared: StepTime, answer: &Answer, total: Duration) -> String {
+    let steps = [&prepared].into_iter().chain(&answer.steps).map(ToString::to_string);
+    let total = StepTime::new("total", total).to_string();
+    let steps: Vec<_> = steps.chain([total]).collect();
+    format!("the agent's answer: {}; {}", answer.outcome, steps.join(", "))
+}
+
 /// Why the pod is no business of the agent, by what the plugin knows itself.
 pub(super) fn passes_unasked(call: &Call, config: &Config) -> Option<&'static str> {
     let args = &call.args;
@@ -80,7 +89,7 @@ pub(super) fn passes_unasked(call: &Call, config: &Config) -> Option<&'static st
 }
 
 /// Asks until the deadline; only for a while if the pod may pass without an answer.
-async fn ask(client: &Client, event: &AddEvent, may_pass: impl FnOnce() -> bool) -> Result<Outcome, Error> {
+async fn ask(client: &Client, event: &AddEvent, may_pass: impl FnOnce() -> bool) -> Result<Answer, Error> {
     let mut answer = pin!(client.add(event));
     match time::timeout(PATIENCE, &mut answer).await {
         Ok(answer) => answer,

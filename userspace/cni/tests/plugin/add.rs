@@ -153,7 +153,7 @@ fn at_level_debug_the_agent_s_log_tells_of_each_pod() {
     let agent = node.agent(ENROLLED);
     assert_eq!(node.run("ADD", "shop").passes().stderr, "");
     let log = agent.log();
-    for part in ["Enrolled", "shop/web-0", "debug", "c1"] {
+    for part in ["enrolled; prepare ", ", connect ", ", reply ", ", total ", "shop/web-0", "debug", "c1"] {
         assert!(log.contains(part), "{part} is not in {log}");
     }
 }
