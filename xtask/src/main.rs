@@ -5,6 +5,7 @@
 mod as_root;
 mod bench;
 mod build_ebpf;
+mod build_plugin;
 mod demo;
 mod exec;
 mod kernel;
@@ -31,6 +32,8 @@ enum Verb {
     Setup(setup::Args),
     /// Compile the eBPF programs into target/ebpf
     BuildEbpf,
+    /// Build the CNI plugin as it is shipped, static, and print its size
+    BuildPlugin,
     /// Run every test: the host's without root, then real traffic in network namespaces
     Test(test::Args),
     /// Redirect two pods' traffic on this machine, show it, and clean up
@@ -67,6 +70,7 @@ fn run(verb: Verb) -> anyhow::Result<ExitCode> {
     match verb {
         Verb::Setup(args) => setup::run(&workspace, &args)?,
         Verb::BuildEbpf => build_ebpf::run(&workspace)?,
+        Verb::BuildPlugin => build_plugin::run(&workspace).map(drop)?,
         Verb::Test(args) => test::run(&workspace, &args)?,
         Verb::Demo { arguments } => demo::run(&workspace, &arguments)?,
         Verb::Bench { arguments } => bench::run(&workspace, &arguments)?,

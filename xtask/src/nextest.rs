@@ -40,6 +40,10 @@ impl BuiltTests {
             metadata: directory.join("metadata.json"),
         };
 
+        let mut agent = workspace.cargo();
+        agent.args("build --locked --package culvert-agent --bins".split(' '));
+        exec::run(agent.env("EBPF_OBJECTS_REQUIRED", "1"))?;
+
         let mut list = workspace.command(&built.nextest);
         list.args(["nextest", "list", "--locked", "--package", "culvert-tests"])
             .args(["--list-type", "binaries-only", "--message-format", "json"])

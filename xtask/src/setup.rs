@@ -2,11 +2,13 @@
 
 mod apt;
 mod build;
+mod go;
 mod needs;
+mod runtime;
 
 use anyhow::bail;
 
-pub(crate) use self::needs::{BUILD, LAB, NEXTEST, VM};
+pub(crate) use self::needs::{BUILD, LAB, NEXTEST, RUNTIME, VM};
 use self::needs::{Need, Source};
 use crate::as_root;
 use crate::workspace::Workspace;
@@ -19,7 +21,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
-    let mut groups = vec![BUILD, LAB, NEXTEST];
+    let mut groups = vec![BUILD, LAB, RUNTIME, NEXTEST];
     if args.vm {
         groups.push(VM);
     }
@@ -50,6 +52,8 @@ pub(crate) fn ensure(workspace: &Workspace, groups: &[&'static [Need]]) -> anyho
             Source::Packages => {}
             Source::BpfLinker => build::bpf_linker(workspace)?,
             Source::Nextest => build::nextest(workspace)?,
+            Source::Runtime => runtime::unpack(workspace)?,
+            Source::Go => go::build(workspace)?,
         }
     }
     let still: Vec<&str> = self::missing(workspace, groups).iter().map(|need| need.name).collect();

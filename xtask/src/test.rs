@@ -2,7 +2,7 @@
 
 use crate::nextest::{self, BuiltTests};
 use crate::workspace::Workspace;
-use crate::{as_root, build_ebpf, exec, setup};
+use crate::{as_root, build_ebpf, build_plugin, exec, setup};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -20,8 +20,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         setup::ensure(workspace, &[setup::NEXTEST])?;
         return nextest::run_host_tests(workspace, filter, false);
     }
-    setup::ensure(workspace, &[setup::BUILD, setup::LAB, setup::NEXTEST])?;
+    setup::ensure(workspace, &[setup::BUILD, setup::LAB, setup::RUNTIME, setup::NEXTEST])?;
     build_ebpf::run(workspace)?;
+    build_plugin::run(workspace)?;
     nextest::run_host_tests(workspace, filter, true)?;
 
     let tests = BuiltTests::build(workspace)?;

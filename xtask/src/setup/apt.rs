@@ -14,8 +14,20 @@ pub(super) fn has(package: &str) -> bool {
     status.is_ok_and(|status| status == "installed")
 }
 
+pub(super) fn update() -> anyhow::Result<()> {
+    exec::run_quietly(apt_get().args(["-qq", "update"]))
+}
+
+/// The packages' files, without what they depend on.
+pub(super) fn download(packages: &[&str], directory: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new("apt-get");
+    // The user `_apt` may not be able to write into this clone.
+    command.args(["-qq", "-o", "APT::Sandbox::User=root", "download"]).args(packages);
+    exec::run_quietly(command.current_dir(directory))
+}
+
 pub(super) fn install(packages: &[&str]) -> anyhow::Result<()> {
-    exec::run_quietly(apt_get().args(["-qq", "update"]))?;
+    update()?;
     exec::run_quietly(apt_get().args(["-qq", "-y", "--no-install-recommends", "install"]).args(packages))
 }
 

@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use super::{go, runtime};
 use crate::workspace::Workspace;
 use crate::{programs, toolchain};
 
@@ -19,6 +20,9 @@ pub(super) enum Source {
     Packages,
     BpfLinker,
     Nextest,
+    /// Unpacked, not installed: an installed containerd would start as a service of the machine.
+    Runtime,
+    Go,
 }
 
 /// Compiles the eBPF programs.
@@ -46,6 +50,25 @@ pub(crate) const LAB: &[Need] = &[
     package("iptables", |w| has(w, "iptables"), &["iptables"], "install iptables"),
     package("nft", |w| has(w, "nft"), &["nftables"], "install nftables"),
     package("bpftool", |w| has(w, "bpftool"), &["bpftool"], "install bpftool"),
+];
+
+/// Runs real pods: a container runtime, its plugins, and what drives it.
+pub(crate) const RUNTIME: &[Need] = &[
+    package("libseccomp", runtime::has_libseccomp, &["libseccomp2"], "install libseccomp 2"),
+    Need {
+        name: "containerd, runc and Debian's CNI plugins",
+        is_met: runtime::is_unpacked,
+        source: Source::Runtime,
+        packages: &[],
+        elsewhere: "unpack containerd 1.6, runc and the CNI plugins of Debian 12 into target/tools/runtime",
+    },
+    Need {
+        name: "crictl, cnitool and current CNI plugins",
+        is_met: go::is_built,
+        source: Source::Go,
+        packages: &[],
+        elsewhere: "install Go 1.25 or later from https://go.dev/dl into /usr/local/go",
+    },
 ];
 
 /// Runs tests, each in a process of its own.
