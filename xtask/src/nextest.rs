@@ -40,9 +40,10 @@ impl BuiltTests {
             metadata: directory.join("metadata.json"),
         };
 
-        let mut agent = workspace.cargo();
-        agent.args("build --locked --package culvert-agent --bins".split(' '));
-        exec::run(agent.env("EBPF_OBJECTS_REQUIRED", "1"))?;
+        // The agent and the plugin that the tests start as processes.
+        let mut programs = workspace.cargo();
+        programs.args("build --locked --package culvert-agent --package culvert-cni --bins".split(' '));
+        exec::run(programs.env("EBPF_OBJECTS_REQUIRED", "1"))?;
 
         let mut list = workspace.command(&built.nextest);
         list.args(["nextest", "list", "--locked", "--package", "culvert-tests"])

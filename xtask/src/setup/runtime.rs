@@ -1,6 +1,7 @@
 //! The container runtime: Debian's packages unpacked into target/tools/runtime. Nothing of them is installed,
 //! configured or started, so a Docker or containerd of the machine stays as it is.
 
+use std::env::consts::ARCH;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -28,10 +29,9 @@ pub(super) fn is_unpacked(workspace: &Workspace) -> bool {
 
 /// runc's only library beside the C library.
 pub(super) fn has_libseccomp(_workspace: &Workspace) -> bool {
-    let directories =
-        [Path::new("/usr/lib64"), Path::new("/usr/lib"), Path::new("/usr/lib/x86_64-linux-gnu")];
-    directories.iter().any(|directory| directory.join("libseccomp.so.2").exists())
-        || Path::new("/usr/lib/aarch64-linux-gnu/libseccomp.so.2").exists()
+    let of_debian = format!("/usr/lib/{ARCH}-linux-gnu");
+    let mut directories = ["/usr/lib64", "/usr/lib", &of_debian].into_iter().map(Path::new);
+    directories.any(|directory| directory.join("libseccomp.so.2").exists())
 }
 
 pub(super) fn unpack(workspace: &Workspace) -> anyhow::Result<()> {
