@@ -295,6 +295,27 @@ fn a_netns_that_vanished_while_no_agent_ran_is_collected_at_the_next_start() {
 }
 
 #[test]
+fn a_netns_that_vanished_registered_or_draining_is_collected_too() {
+    let lab = Lab::builder().without_dataplane().without_ztunnel().start();
+    drop(Dataplane::start(lab.config()).unwrap());
+    let before = lab.kernel_footprint();
+    let dataplane = Dataplane::start(lab.config()).unwrap();
+    let (registered, draining) = (Netns::create().unwrap(), Netns::create().unwrap());
+    for (netns, address) in [(&registered, "10.9.9.1"), (&draining, "10.9.9.2")] {
+        dataplane.register(netns, &[address.parse().unwrap()], Options::default()).unwrap();
+    }
+    dataplane.activate(&draining).unwrap();
+    dataplane.withdraw(&draining).unwrap();
+    drop((dataplane, registered, draining));
+    // The kernel takes a namespace apart in the background.
+    eventually("a start that finds both gone", || {
+        drop(Dataplane::start(lab.config()).unwrap());
+        lab.map(PODS).keys::<u64>().is_empty().then_some(())
+    });
+    before.expect_same(&lab.kernel_footprint());
+}
+
+#[test]
 fn links_that_an_earlier_process_pinned_on_another_cgroup_move_to_the_configured_one() {
     let lab = Lab::new();
     let (pod, other) = (lab.pod("pod").captured(), lab.pod("other"));

@@ -1,4 +1,4 @@
-//! The three `bpf(2)` commands that aya has no way to issue.
+//! The `bpf(2)` commands that aya has no way to issue.
 
 use std::{
     ffi::CString,
@@ -16,6 +16,7 @@ const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_UPDATE: libc::c_long = 29;
+const BPF_LINK_DETACH: libc::c_long = 34;
 
 /// Issues a command. `attributes` is the part of `union bpf_attr` that the command uses.
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
@@ -53,6 +54,13 @@ pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     let mut attributes =
         Attributes { link: link.as_raw_fd(), program: program.as_raw_fd(), flags: 0, old_program: 0 };
     bpf(BPF_LINK_UPDATE, &mut attributes).map(drop)
+}
+
+/// Ends what a link does, at once, whoever still holds it (BPF_LINK_DETACH, Linux 5.9). One whose netns is
+/// gone has ended already.
+pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut descriptor = link.as_raw_fd();
+    bpf(BPF_LINK_DETACH, &mut descriptor).map(drop)
 }
 
 /// Inode of the netns a link is attached to; 0 when it is gone and the link does nothing any more.

@@ -1,6 +1,7 @@
 //! The pinned maps, with types.
 
 use std::{
+    collections::HashSet,
     net::IpAddr,
     os::fd::AsFd as _,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -18,7 +19,7 @@ use culvert_abi::{
     pod::INTRODUCTION,
 };
 
-use crate::{Error, bpf};
+use crate::{Error, bpf, index::Index};
 
 type Hash<K, V> = Mutex<HashMap<MapData, K, V>>;
 
@@ -31,6 +32,10 @@ pub(crate) struct Maps {
     ztunnels: Hash<u32, u64>,
     counters: Mutex<PerCpuHashMap<MapData, u64, Counters>>,
     listeners: MapData,
+    /// Keys of `own_addresses`.
+    own_index: Index,
+    /// `pod_addresses` by what it maps to; some may be another pod's by now.
+    pod_index: Index,
 }
 
 impl Maps {
@@ -40,10 +45,18 @@ impl Maps {
         let Map::SockHash(listeners) = take(node, names::LISTENERS)? else {
             return Err(Error::Object { object: "node.o", reason: "LISTENERS is no SOCKHASH".into() });
         };
+        let own_addresses: Hash<OwnAddress, u32> = hash(node, names::OWN_ADDRESSES)?;
+        let pod_addresses: Hash<Address, u64> = hash(node, names::POD_ADDRESSES)?;
+        let own: Result<Index, _> =
+            lock(&own_addresses).keys().map(|key| key.map(|key| (key.netns, key.address))).collect();
+        let pod: Result<Index, _> =
+            lock(&pod_addresses).iter().map(|entry| entry.map(|(address, netns)| (netns, address))).collect();
         let maps = Self {
+            own_index: own.map_err(Error::map("read", names::OWN_ADDRESSES))?,
+            pod_index: pod.map_err(Error::map("read", names::POD_ADDRESSES))?,
             pods: hash(node, names::PODS)?,
-            own_addresses: hash(node, names::OWN_ADDRESSES)?,
-            pod_addresses: hash(node, names::POD_ADDRESSES)?,
+            own_addresses,
+            pod_addresses,
             host_flows: hash(node, names::HOST_FLOWS)?,
             ztunnels: hash(node, names::ZTUNNELS)?,
             counters: Mutex::new(counters.map_err(Error::map("open", names::COUNTERS))?),
@@ -78,42 +91,44 @@ impl Maps {
 
     pub(crate) fn add_own_address(&self, netns: u64, address: Address) -> Result<(), Error> {
         let key = OwnAddress { netns, address };
+        self.own_index.add(netns, address);
         lock(&self.own_addresses).insert(key, 1, 0).map_err(Error::map("write", names::OWN_ADDRESSES))
     }
 
     pub(crate) fn remove_own_address(&self, netns: u64, address: Address) -> Result<(), Error> {
         let key = OwnAddress { netns, address };
         absent_is_none(lock(&self.own_addresses).remove(&key))
-            .map_err(Error::map("write", names::OWN_ADDRESSES))
-            .map(drop)
+            .map_err(Error::map("write", names::OWN_ADDRESSES))?;
+        self.own_index.remove(netns, address);
+        Ok(())
     }
 
-    pub(crate) fn own_addresses(&self, netns: u64) -> Result<Vec<Address>, Error> {
-        let map = lock(&self.own_addresses);
-        let keys =
-            map.keys().collect::<Result<Vec<_>, _>>().map_err(Error::map("read", names::OWN_ADDRESSES))?;
-        Ok(keys.into_iter().filter(|key| key.netns == netns).map(|key| key.address).collect())
+    pub(crate) fn own_addresses(&self, netns: u64) -> HashSet<Address> {
+        self.own_index.of(netns)
     }
 
     /// An address belongs to the pod that was given it last.
     pub(crate) fn add_pod_addresses(&self, netns: u64, addresses: &[IpAddr]) -> Result<(), Error> {
-        let mut map = lock(&self.pod_addresses);
-        addresses
-            .iter()
-            .try_for_each(|address| map.insert(Address::from(*address), netns, 0))
-            .map_err(Error::map("write", names::POD_ADDRESSES))
+        for address in addresses.iter().map(|address| Address::from(*address)) {
+            self.pod_index.add(netns, address);
+            lock(&self.pod_addresses)
+                .insert(address, netns, 0)
+                .map_err(Error::map("write", names::POD_ADDRESSES))?;
+        }
+        Ok(())
     }
 
-    /// Removes a pod's addresses but these. Reads every pod's: two system calls for each.
+    /// Removes a pod's addresses but these.
     pub(crate) fn retain_pod_addresses(&self, netns: u64, addresses: &[IpAddr]) -> Result<(), Error> {
         let wanted: Vec<Address> = addresses.iter().map(|address| (*address).into()).collect();
-        let mut map = lock(&self.pod_addresses);
-        let present =
-            map.iter().collect::<Result<Vec<_>, _>>().map_err(Error::map("read", names::POD_ADDRESSES))?;
-        for (address, owner) in present {
-            if owner == netns && !wanted.contains(&address) {
+        for address in self.pod_index.of(netns).into_iter().filter(|address| !wanted.contains(address)) {
+            let mut map = lock(&self.pod_addresses);
+            let owner =
+                absent_is_none(map.get(&address, 0)).map_err(Error::map("read", names::POD_ADDRESSES))?;
+            if owner == Some(netns) {
                 absent_is_none(map.remove(&address)).map_err(Error::map("write", names::POD_ADDRESSES))?;
             }
+            self.pod_index.remove(netns, address);
         }
         Ok(())
     }
