@@ -23,7 +23,6 @@ pub(crate) struct Netlink {
     socket: Socket,
     port: u32,
     sequence: u32,
-    buffer: Vec<u8>,
 }
 
 impl Netlink {
@@ -32,7 +31,7 @@ impl Netlink {
         let mut socket = Socket::new(protocol)?;
         let port = socket.bind_auto()?.port_number();
         socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Self { socket, port, sequence: 0, buffer: vec![0; RECEIVE_BUFFER] })
+        Ok(Self { socket, port, sequence: 0 })
     }
 
     /// The port id that the kernel's announcements of our own changes carry.
@@ -61,9 +60,10 @@ impl Netlink {
         }
         self.socket.send(&packet, 0)?;
         let mut answers: Vec<io::Result<()>> = (0..count).map(|_| Ok(())).collect();
+        let mut buffer = Vec::with_capacity(RECEIVE_BUFFER);
         let mut is_last = false;
         while !is_last {
-            self.receive::<M>(|header, payload| {
+            self.receive::<M>(&mut buffer, |header, payload| {
                 let NetlinkPayload::Error(error) = payload else {
                     return;
                 };
@@ -86,9 +86,10 @@ impl Netlink {
         self.append(&mut packet, request, NLM_F_DUMP);
         self.socket.send(&packet, 0)?;
         let sequence = self.sequence;
+        let mut buffer = Vec::with_capacity(RECEIVE_BUFFER);
         let (mut objects, mut done) = (Vec::new(), None);
         while done.is_none() {
-            self.receive::<M>(|header, payload| match payload {
+            self.receive::<M>(&mut buffer, |header, payload| match payload {
                 _ if header.sequence_number != sequence => {}
                 NetlinkPayload::InnerMessage(object) => objects.push(object),
                 NetlinkPayload::Done(_) => done = Some(Ok(())),
@@ -113,12 +114,18 @@ impl Netlink {
         }
     }
 
-    fn receive<M>(&mut self, mut each: impl FnMut(NetlinkHeader, NetlinkPayload<M>)) -> io::Result<()>
+    /// The buffer is the caller's: a socket that is kept for a pod keeps no memory.
+    fn receive<M>(
+        &self,
+        buffer: &mut Vec<u8>,
+        mut each: impl FnMut(NetlinkHeader, NetlinkPayload<M>),
+    ) -> io::Result<()>
     where
         M: NetlinkDeserializable + Debug,
     {
-        let length = self.socket.recv(&mut &mut self.buffer[..], 0)?;
-        let mut rest = self.buffer.get(..length).unwrap_or_default();
+        buffer.clear();
+        self.socket.recv(buffer, 0)?;
+        let mut rest = buffer.as_slice();
         while rest.len() >= 16 {
             let message = NetlinkMessage::<M>::deserialize(rest).map_err(io::Error::other)?;
             let step = (message.header.length as usize).next_multiple_of(4).max(16);
