@@ -68,6 +68,11 @@ pub(crate) fn netns_inode(link: BorrowedFd<'_>) -> io::Result<u32> {
     link_info(link).map(|info| info.target[0])
 }
 
+/// Id of the program that a link runs.
+pub(crate) fn program_id(link: BorrowedFd<'_>) -> io::Result<u32> {
+    link_info(link).map(|info| info.program)
+}
+
 /// Id of the cgroup a link is attached to: the inode number of its directory.
 pub(crate) fn cgroup_id(link: BorrowedFd<'_>) -> io::Result<u64> {
     let [a, b] = link_info(link)?.target.map(u32::to_ne_bytes);
