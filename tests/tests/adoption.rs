@@ -118,9 +118,9 @@ fn show(kind: &str, pin: &Path) -> serde_json::Value {
     serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", pin.display()))
 }
 
-/// The programs behind the pinned links.
-fn programs(lab: &Lab) -> Vec<u64> {
-    let links = pins(lab).into_iter().filter(|(path, _)| !path.contains("/maps/"));
+/// The programs behind the pinned links of a directory.
+fn programs(lab: &Lab, directory: &str) -> Vec<u64> {
+    let links = pins(lab).into_iter().filter(|(path, _)| path.contains(directory));
     links.map(|(path, _)| show("link", Path::new(&path))["prog_id"].as_u64().unwrap()).collect()
 }
 
@@ -132,7 +132,7 @@ fn an_agent_is_killed_and_replaced_under_load_without_a_failed_connection() {
     let (pod, other) = (lab.pod("pod"), lab.pod("other"));
     let _servers = [pod.serve("[::]:80"), other.serve("[::]:80")];
     agent.capture(&pod);
-    let (before, old) = (pins(&lab), programs(&lab));
+    let (before, old) = (pins(&lab), ["/links/", "/pods/"].map(|directory| programs(&lab, directory)));
     let mut agent = Some(agent);
     let [outbound, inbound] = Load::during([(&pod, &other), (&other, &pod)], |load| {
         for _ in 0..3 {
@@ -147,8 +147,10 @@ fn an_agent_is_killed_and_replaced_under_load_without_a_failed_connection() {
     ztunnel.wait_for_accepted(15001, outbound);
     ztunnel.wait_for_accepted(15006, inbound);
     assert_eq!(pins(&lab), before, "links and maps are those of the first agent");
-    let new = programs(&lab);
-    assert!(new.iter().all(|program| !old.contains(program)), "programs {old:?} are still in {new:?}");
+    let [node, of_pod] = old;
+    let new = programs(&lab, "/links/");
+    assert!(new.iter().all(|program| !node.contains(program)), "programs {node:?} are still in {new:?}");
+    assert_eq!(programs(&lab, "/pods/"), of_pod, "the same version has the same program for the pod");
     // The last agent can end what the first began.
     agent.unwrap().release(&pod);
     let entry: Option<PodEntry> = lab.map(PODS).get(&pod.cookie());
@@ -163,9 +165,10 @@ fn programs_are_replaced_in_place_under_load_without_a_failed_connection() {
     let before = pins(&lab);
     let [outbound, inbound] = Load::during([(&pod, &other), (&other, &pod)], |load| {
         for _ in 0..5 {
-            let old = programs(&lab);
+            let old = [programs(&lab, "/links/"), programs(&lab, "/pods/")].concat();
             lab.restart_dataplane();
-            let new = programs(&lab);
+            lab.dataplane().renew(pod.cookie()).unwrap();
+            let new = [programs(&lab, "/links/"), programs(&lab, "/pods/")].concat();
             assert!(new.iter().all(|program| !old.contains(program)), "{old:?} {new:?}");
             lab.dataplane().resume(pod.netns(), &[pod.v4().into(), pod.v6().into()]).unwrap();
             load.wait_for_more(10);

@@ -111,14 +111,23 @@ impl Dataplane {
             let path = self.pins.pod(cookie);
             let link = bpf::open_link(&path).map_err(Error::path("open pinned link", &path))?;
             let program = bpf::program_id(link.as_fd()).map_err(Error::path("read pinned link", &path))?;
-            if up_to_date.contains(&program) {
-                continue;
+            if !up_to_date.contains(&program) {
+                self.renew(cookie)?;
             }
-            let mut program = self.programs.take(cookie)?;
-            bpf::update_link(link.as_fd(), program.fd()?)
-                .map_err(Error::path("update pinned link", &path))?;
         }
         Ok(())
+    }
+
+    /// Replaces a pod's program in place by a new instance, which no connection notices. A start does it
+    /// for each pod whose program is another version's.
+    ///
+    /// # Errors
+    /// When the pod has no pinned link.
+    pub fn renew(&self, netns: u64) -> Result<(), Error> {
+        let path = self.pins.pod(netns);
+        let link = bpf::open_link(&path).map_err(Error::path("open pinned link", &path))?;
+        let mut program = self.programs.take(netns)?;
+        bpf::update_link(link.as_fd(), program.fd()?).map_err(Error::path("update pinned link", &path))
     }
 
     /// Ids of the loaded programs that are as the pod object's: the same instructions (by their tag) on

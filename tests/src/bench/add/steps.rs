@@ -8,7 +8,7 @@ use crate::pod::Pod;
 /// The line of the plugin that names all steps.
 pub(super) const LINE: &str = "the agent's answer: enrolled; ";
 
-/// In their order, the last column of the plugin's line being the sum.
+/// As the plugin names them, in their order.
 const STEPS: [(&str, &str); 11] = [
     ("prepare", "step_prepare_ms"),
     ("connect", "step_connect_ms"),
