@@ -42,6 +42,12 @@ impl Connection {
         self.receive(bytes.len())
     }
 
+    /// Says something and waits this long for the answer, whatever becomes of it.
+    pub(crate) fn wait_for_echo(&mut self, patience: Duration) {
+        self.stream.set_read_timeout(Some(patience)).expect("SO_RCVTIMEO");
+        self.try_say(b"?").ok();
+    }
+
     /// Sends all of `bytes`.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)

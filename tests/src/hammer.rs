@@ -13,9 +13,11 @@ use std::{
 
 use crate::{client::Dial, journal::DEADLINE};
 
-/// Between two attempts of one client. Without it ztunnel would still be working off connections long after
-/// the clients have ended.
-const PACE: Duration = Duration::from_millis(3);
+/// Between two attempts of one client.
+const PACE: Duration = Duration::from_millis(1);
+/// How long a client that has connected waits for an echo. Without it a slow machine's ztunnel would still be
+/// working off connections long after the clients have ended.
+const ECHO: Duration = Duration::from_secs(2);
 
 /// How the attempts ended.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +43,7 @@ impl Attempts {
 }
 
 /// Connects as each of `dials` says, over and over on a thread each, from before `abuse` begins until
-/// after it has ended. Connections are closed with a RST at once.
+/// after it has ended. A client that has connected waits for an echo, then closes with a RST.
 pub fn while_connecting(dials: &[Dial<'_>], abuse: impl FnOnce()) -> Attempts {
     let (stop, begun) = (AtomicBool::new(false), AtomicUsize::new(0));
     let attempts = Mutex::new(Attempts::default());
@@ -52,8 +54,9 @@ pub fn while_connecting(dials: &[Dial<'_>], abuse: impl FnOnce()) -> Attempts {
                 dial.host().run(|| {
                     while !stop.load(Ordering::SeqCst) {
                         match dial.connect_here() {
-                            Ok(connection) => {
+                            Ok(mut connection) => {
                                 own.count(Ok(()));
+                                connection.wait_for_echo(ECHO);
                                 connection.reset();
                             }
                             Err(error) => own.count(Err(&error)),

@@ -227,8 +227,10 @@ fn a_connection_to_an_address_that_is_a_moment_old_is_not_taken_for_the_pods_own
         }
     }
     assert_eq!(lab.ztunnel().saw().accepted_on(15001), []);
+    // An echo that comes when its client has gone looks for a socket too, and is answered by a RST: that
+    // lookup is no connection.
     let counters = pod.counters();
-    assert_eq!((counters.accepted_outbound, counters.lookup_captured), (0, 0), "{counters:#?}");
+    assert_eq!((counters.accepted_outbound, counters.captured_outbound), (0, 0), "{counters:#?}");
 }
 
 #[test]

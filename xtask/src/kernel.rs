@@ -24,8 +24,8 @@ use crate::{build_ebpf, build_plugin, setup};
 #[derive(clap::Args)]
 pub(crate) struct Args {
     version: Version,
-    /// Only tests whose name contains this
-    #[arg(long, conflicts_with = "command")]
+    /// Only tests whose name contains this, or those of the file tests/tests/NAME.rs
+    #[arg(long, value_name = "NAME", conflicts_with = "command")]
     filter: Option<String>,
     /// Run this in place of the tests, in the clone's root as root
     #[arg(last = true)]

@@ -16,7 +16,7 @@ pub(crate) fn run_host_tests(
     objects: bool,
 ) -> anyhow::Result<()> {
     let mut nextest = workspace.command(program(workspace)?);
-    nextest.args(["nextest", "run", "--locked"]).args(selection(filter));
+    nextest.args(["nextest", "run", "--locked"]).args(selection(filter.map(named)));
     if objects {
         nextest.env("EBPF_OBJECTS_REQUIRED", "1");
     }
@@ -26,6 +26,7 @@ pub(crate) fn run_host_tests(
 /// The tests of culvert-tests, built here and run elsewhere: as root, or in another kernel.
 pub(crate) struct BuiltTests {
     nextest: PathBuf,
+    sources: PathBuf,
     binaries: PathBuf,
     metadata: PathBuf,
 }
@@ -36,6 +37,7 @@ impl BuiltTests {
         fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
         let built = Self {
             nextest: program(workspace)?,
+            sources: workspace.path("tests/tests"),
             binaries: directory.join("binaries.json"),
             metadata: directory.join("metadata.json"),
         };
@@ -69,7 +71,12 @@ impl BuiltTests {
             OsString::from("--cargo-metadata"),
             self.metadata.clone().into(),
         ];
-        words.into_iter().chain(files).chain(selection(filter).into_iter().map(OsString::from)).collect()
+        let selection = selection(filter.map(|name| {
+            // nextest refuses a file name that does not exist.
+            let is_file = self.sources.join(name).with_extension("rs").is_file();
+            if is_file { format!("binary({name})") } else { named(name) }
+        }));
+        words.into_iter().chain(files).chain(selection.into_iter().map(OsString::from)).collect()
     }
 }
 
@@ -77,12 +84,14 @@ fn program(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     programs::find(workspace, "cargo-nextest").context("cargo-nextest is missing: run `cargo xtask setup`")
 }
 
-/// What a name selects: tests that contain it, and whole test files. It may match among the tests with
-/// root or those without only, so none is no error here.
-fn selection(filter: Option<&str>) -> Vec<String> {
-    filter.map_or_else(Vec::new, |name| {
-        vec!["--no-tests=warn".into(), "-E".into(), format!("test({name}) | binary({name})")]
-    })
+fn named(name: &str) -> String {
+    format!("test({name})")
+}
+
+/// Those of a filter set. It may match among the tests with root or those without only, so none is no error
+/// here.
+fn selection(filter_set: Option<String>) -> Vec<String> {
+    filter_set.map_or_else(Vec::new, |set| vec!["--no-tests=warn".into(), "-E".into(), set])
 }
 
 fn write(file: &PathBuf, text: &str) -> anyhow::Result<()> {

@@ -6,8 +6,8 @@ use crate::{as_root, build_ebpf, build_plugin, exec, setup};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only tests whose name contains this
-    #[arg(long)]
+    /// Only tests whose name contains this, or those of the file tests/tests/NAME.rs
+    #[arg(long, value_name = "NAME")]
     filter: Option<String>,
     /// Only the tests that need neither root nor an eBPF toolchain
     #[arg(long)]
