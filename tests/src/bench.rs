@@ -10,6 +10,7 @@
 //!  1 KiB there and 1 KiB back; client and server are one thread each
 //! ```
 
+mod add;
 mod conditions;
 mod connections;
 mod cpu;
@@ -60,10 +61,22 @@ pub struct Options {
     congestion_control: Option<String>,
     #[command(flatten)]
     worker: worker::Role,
+    #[command(subcommand)]
+    other: Option<Other>,
+}
+
+/// What else can be measured.
+#[derive(Debug, clap::Subcommand)]
+enum Other {
+    /// The ADD path, from the start of the CNI plugin to its exit
+    Add(add::Options),
 }
 
 /// Measures everything and prints the table; or serves as one of its workers.
 pub fn run(options: &Options) -> anyhow::Result<()> {
+    if let Some(Other::Add(options)) = &options.other {
+        return add::run(options);
+    }
     if let Some(role) = options.worker.role() {
         return worker::serve(role, options.congestion_control.as_deref());
     }

@@ -29,6 +29,7 @@ pub struct Runtime {
     uid: String,
     config: Value,
     mounts: Option<String>,
+    program: Option<PathBuf>,
 }
 
 impl Runtime {
@@ -52,12 +53,19 @@ impl Runtime {
             uid: uid(pod),
             config,
             mounts: None,
+            program: None,
         }
     }
 
     /// Seconds that an ADD may take.
     pub fn patience(self, seconds: u64) -> Self {
         self.key("timeoutSeconds", seconds)
+    }
+
+    /// Another plugin.
+    pub fn program(mut self, path: &Path) -> Self {
+        self.program = Some(path.to_owned());
+        self
     }
 
     /// Another sandbox.
@@ -138,7 +146,7 @@ impl Runtime {
 
     /// Starts the plugin.
     pub fn begin(&self, verb: &str) -> Running {
-        let program = process::program("culvert-cni");
+        let program = self.program.clone().unwrap_or_else(|| process::program("culvert-cni"));
         let mut command = match &self.mounts {
             None => Command::new(program),
             Some(script) => {
@@ -212,6 +220,11 @@ impl Running {
     pub fn kill(mut self) {
         self.child.kill().expect("kill(2)");
         self.child.wait().expect("wait(2)");
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Whether it still runs.

@@ -6,10 +6,14 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
+    thread,
 };
 
 use culvert_dataplane::Netns;
-use nix::net::if_::if_nametoindex;
+use nix::{
+    net::if_::if_nametoindex,
+    sched::{CloneFlags, setns},
+};
 use tokio::runtime::Handle;
 
 use crate::{
@@ -81,11 +85,16 @@ impl Host {
         (self.address(family), port).into()
     }
 
-    /// Runs `work` on a new thread inside. Sockets made there stay inside.
+    /// Runs `work` on a new thread inside, which may give up what it would need to leave again. Sockets made
+    /// there stay inside.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.netns.run(work).unwrap_or_else(|error| {
-            panic!("in netns {}: {error}, caused by what is printed above", self.name)
-        })
+        let inside = || {
+            #[expect(clippy::disallowed_methods, reason = "on a thread that ends")]
+            setns(&*self.netns, CloneFlags::CLONE_NEWNET).expect("setns");
+            work()
+        };
+        thread::scope(|scope| scope.spawn(inside).join())
+            .unwrap_or_else(|_panic| panic!("in netns {}, caused by what is printed above", self.name))
     }
 
     /// A command that will run inside.

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Loading programs takes its time on a busy machine.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_secs(30);
 const GLANCE: Duration = Duration::from_millis(5);
 /// Its pages; the second of two on one node has another, as two pods have netns of their own.
 const PORT: u16 = 15014;
@@ -39,6 +39,8 @@ pub struct Start<'a> {
     port: u16,
     patience: u64,
     pods: Vec<Value>,
+    log: String,
+    is_quiet: bool,
     arguments: Vec<String>,
 }
 
@@ -61,6 +63,18 @@ impl<'a> Start<'a> {
         self
     }
 
+    /// Log levels, in place of debug for the agent's own.
+    pub fn log(mut self, directives: &str) -> Self {
+        self.log = directives.to_owned();
+        self
+    }
+
+    /// Its log is kept and not shown.
+    pub fn quiet(mut self) -> Self {
+        self.is_quiet = true;
+        self
+    }
+
     /// Beside another one, which it takes the node over from.
     pub fn beside_another(mut self) -> Self {
         self.port = PORT + 1;
@@ -76,7 +90,7 @@ impl<'a> Start<'a> {
 
     /// Starts it.
     pub fn launch(self) -> NodeAgent<'a> {
-        let Self { lab, port, patience, pods, arguments } = self;
+        let Self { lab, port, patience, pods, log: levels, is_quiet, arguments } = self;
         let directory = lab.directory().to_owned();
         let mesh = directory.join("mesh/mesh.yaml");
         fs::create_dir_all(directory.join("mesh")).expect("directory of the standalone file");
@@ -92,11 +106,12 @@ impl<'a> Start<'a> {
         command.arg("--host-netns").arg(&lab.config().host_netns);
         command.arg(format!("--http=127.0.0.1:{port}"));
         command.arg(format!("--add-timeout={patience}s"));
-        command.args(["--skip-probe", "--log=info,culvert_agent=debug"]).args(arguments);
+        command.arg(format!("--log={levels}"));
+        command.arg("--skip-probe").args(arguments);
         let log = Journal::default();
         let (process, _stdin) = Process::start(lab.node(), command, {
             let log = log.clone();
-            move |line| hear(&log, line)
+            move |line| hear(&log, line, is_quiet)
         });
         NodeAgent { lab, process, log, directory, port, patience }
     }
@@ -120,8 +135,10 @@ fn standalone(pods: Vec<Value>) -> String {
 }
 
 #[expect(clippy::print_stderr, reason = "what the agent says belongs to the test's output")]
-fn hear(log: &Journal<String>, line: String) {
-    eprintln!("agent: {line}");
+fn hear(log: &Journal<String>, line: String, is_quiet: bool) {
+    if !is_quiet {
+        eprintln!("agent: {line}");
+    }
     log.push(line);
 }
 
@@ -139,7 +156,15 @@ pub struct NodeAgent<'a> {
 impl Lab {
     /// An agent with options. Its files are those of any other agent of this lab.
     pub fn node_agent(&self) -> Start<'_> {
-        Start { lab: self, port: PORT, patience: 20, pods: Vec::new(), arguments: Vec::new() }
+        Start {
+            lab: self,
+            port: PORT,
+            patience: 20,
+            pods: Vec::new(),
+            log: "info,culvert_agent=debug".to_owned(),
+            is_quiet: false,
+            arguments: Vec::new(),
+        }
     }
 
     /// An agent that is ready.
@@ -236,6 +261,16 @@ impl<'a> NodeAgent<'a> {
     /// SIGSTOP: it is there and does nothing.
     pub fn freeze(&self) {
         self.process.signal(Signal::SIGSTOP);
+    }
+
+    /// SIGCONT.
+    pub fn thaw(&self) {
+        self.process.signal(Signal::SIGCONT);
+    }
+
+    /// Whether the plugin would be answered.
+    pub fn serves(&self) -> bool {
+        self.ask("cni.sock", "POST", "/status", "{}").is_ok_and(|answer| answer.status == 200)
     }
 
     /// Waits for its end.

@@ -123,9 +123,9 @@ fn lasting_pins(lab: &Lab) -> Vec<(String, u64)> {
     pins(lab).into_iter().filter(|(path, _)| !path.ends_with(PROCESS_EXIT)).collect()
 }
 
-/// The programs behind the pinned links.
-fn programs(lab: &Lab) -> Vec<u64> {
-    let links = pins(lab).into_iter().filter(|(path, _)| !path.contains("/maps/"));
+/// The programs behind the pinned links of a directory.
+fn programs(lab: &Lab, directory: &str) -> Vec<u64> {
+    let links = pins(lab).into_iter().filter(|(path, _)| path.contains(directory));
     links.map(|(path, _)| show("link", Path::new(&path))["prog_id"].as_u64().unwrap()).collect()
 }
 
@@ -137,7 +137,8 @@ fn an_agent_is_killed_and_replaced_under_load_without_a_failed_connection() {
     let (pod, other) = (lab.pod("pod"), lab.pod("other"));
     let _servers = [pod.serve("[::]:80"), other.serve("[::]:80")];
     agent.capture(&pod);
-    let (before, old) = (lasting_pins(&lab), programs(&lab));
+    let (before, old) =
+        (lasting_pins(&lab), ["/links/", "/pods/"].map(|directory| programs(&lab, directory)));
     let mut agent = Some(agent);
     let [outbound, inbound] = Load::during([(&pod, &other), (&other, &pod)], |load| {
         for _ in 0..3 {
@@ -152,8 +153,10 @@ fn an_agent_is_killed_and_replaced_under_load_without_a_failed_connection() {
     ztunnel.wait_for_accepted(15001, outbound);
     ztunnel.wait_for_accepted(15006, inbound);
     assert_eq!(lasting_pins(&lab), before, "links and maps are those of the first agent");
-    let new = programs(&lab);
-    assert!(new.iter().all(|program| !old.contains(program)), "programs {old:?} are still in {new:?}");
+    let [node, of_pod] = old;
+    let new = programs(&lab, "/links/");
+    assert!(new.iter().all(|program| !node.contains(program)), "programs {node:?} are still in {new:?}");
+    assert_eq!(programs(&lab, "/pods/"), of_pod, "the same version has the same program for the pod");
     // The last agent can end what the first began.
     agent.unwrap().release(&pod);
     let entry: Option<PodEntry> = lab.map(PODS).get(&pod.cookie());
@@ -168,9 +171,10 @@ fn programs_are_replaced_in_place_under_load_without_a_failed_connection() {
     let before = lasting_pins(&lab);
     let [outbound, inbound] = Load::during([(&pod, &other), (&other, &pod)], |load| {
         for _ in 0..5 {
-            let old = programs(&lab);
+            let old = [programs(&lab, "/links/"), programs(&lab, "/pods/")].concat();
             lab.restart_dataplane();
-            let new = programs(&lab);
+            lab.dataplane().renew(pod.cookie()).unwrap();
+            let new = [programs(&lab, "/links/"), programs(&lab, "/pods/")].concat();
             assert!(new.iter().all(|program| !old.contains(program)), "{old:?} {new:?}");
             lab.dataplane().resume(pod.netns(), &[pod.v4().into(), pod.v6().into()]).unwrap();
             load.wait_for_more(10);
@@ -299,6 +303,27 @@ fn a_netns_that_vanished_while_no_agent_ran_is_collected_at_the_next_start() {
     assert!(own.iter().all(|own| own.netns == staying.cookie()), "{own:?}");
     // A netns that lives is none of them.
     assert_eq!(dataplane.detach(&staying).unwrap(), Restored::Complete);
+    before.expect_same(&lab.kernel_footprint());
+}
+
+#[test]
+fn a_netns_that_vanished_registered_or_draining_is_collected_too() {
+    let lab = Lab::builder().without_dataplane().without_ztunnel().start();
+    drop(Dataplane::start(lab.config()).unwrap());
+    let before = lab.kernel_footprint();
+    let dataplane = Dataplane::start(lab.config()).unwrap();
+    let (registered, draining) = (Netns::create().unwrap(), Netns::create().unwrap());
+    for (netns, address) in [(&registered, "10.9.9.1"), (&draining, "10.9.9.2")] {
+        dataplane.register(netns, &[address.parse().unwrap()], Options::default()).unwrap();
+    }
+    dataplane.activate(&draining).unwrap();
+    dataplane.withdraw(&draining).unwrap();
+    drop((dataplane, registered, draining));
+    // The kernel takes a namespace apart in the background.
+    eventually("a start that finds both gone", || {
+        drop(Dataplane::start(lab.config()).unwrap());
+        lab.map(PODS).keys::<u64>().is_empty().then_some(())
+    });
     before.expect_same(&lab.kernel_footprint());
 }
 

@@ -19,7 +19,7 @@ use clap::ValueEnum;
 use self::image::Image;
 use crate::nextest::BuiltTests;
 use crate::workspace::Workspace;
-use crate::{build_ebpf, setup};
+use crate::{build_ebpf, build_plugin, setup};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -67,6 +67,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode
     }
     setup::ensure(workspace, &[setup::BUILD, setup::LAB, setup::NEXTEST, setup::VM])?;
     build_ebpf::run(workspace)?;
+    build_plugin::run(workspace)?;
     let tests = BuiltTests::build(workspace)?;
     let mut command = vec![OsString::from(tests.program())];
     command.extend(tests.arguments("kernel-vm", args.filter.as_deref()));

@@ -42,7 +42,7 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Measure the redirection against iptables
+    /// Measure the redirection against iptables, or the ADD path (`bench add`)
     #[command(disable_help_flag = true)]
     Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -99,21 +99,21 @@ impl Conditions {
     }
 }
 
-fn load_average() -> String {
+pub(super) fn load_average() -> String {
     read("/proc/loadavg").unwrap_or_default()
 }
 
-fn read(path: &str) -> Option<String> {
+pub(super) fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-fn field(path: &str, name: &str) -> String {
+pub(super) fn field(path: &str, name: &str) -> String {
     let text = read(path).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
     line.map(|value| value.trim().to_owned()).unwrap_or_default()
 }
 
-fn output(program: &str, arguments: &[&str]) -> String {
+pub(super) fn output(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().map(|output| output.stdout);
     String::from_utf8_lossy(&output.unwrap_or_default()).trim().to_owned()
 }

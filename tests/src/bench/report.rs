@@ -54,6 +54,23 @@ impl Report {
 }
 
 impl Row {
+    /// Of what only Culvert has.
+    pub(super) fn of_culvert(name: &'static str, unit: &'static str, value: f64) -> Self {
+        let none = None;
+        let culvert = finite(value);
+        Self {
+            name,
+            unit,
+            direct: none,
+            iptables: none,
+            culvert,
+            ratio: none,
+            ratio_min: none,
+            ratio_max: none,
+            ratio_to_direct: none,
+        }
+    }
+
     fn of(plan: &RowPlan, samples: &[Vec<f64>; COLUMNS]) -> Self {
         let ratios = ratios(&samples[CULVERT], &samples[IPTABLES]);
         let middle = |samples: &[f64]| finite(median(samples));

@@ -2,21 +2,31 @@
 
 use super::report::Row;
 
-/// What is to be reached with the real ztunnel: `≥` for the ratio, `≤` for it, or `≤` in milliseconds.
+/// What is to be reached: `≥` for the ratio or `≤` for it, with the real ztunnel; or `≤` in the row's unit.
 enum Goal {
     AtLeast(f64),
     AtMost(f64),
-    Milliseconds(f64),
+    Value(f64),
 }
 
-const GOALS: [(&str, Goal); 7] = [
+const GOALS: [(&str, Goal); 17] = [
     ("rps_16", Goal::AtLeast(1.35)),
     ("cpu_per_request", Goal::AtMost(0.75)),
     ("connections_per_s", Goal::AtLeast(1.25)),
     ("p50_pinned", Goal::AtMost(0.80)),
     ("p50_unpinned", Goal::AtMost(1.0)),
     ("stream_throughput", Goal::AtLeast(1.15)),
-    ("program_pod_p99_ms", Goal::Milliseconds(1.0)),
+    ("program_pod_p99_ms", Goal::Value(1.0)),
+    ("add_p50_ms", Goal::Value(4.0)),
+    ("add_p99_ms", Goal::Value(10.0)),
+    ("add_330_p99_ms", Goal::Value(1000.0)),
+    ("add_330_lost", Goal::Value(0.0)),
+    ("add_non_mesh_p50_ms", Goal::Value(2.0)),
+    ("plugin_mib", Goal::Value(3.0)),
+    ("plugin_rss_mib", Goal::Value(5.0)),
+    ("agent_rss_500_mib", Goal::Value(40.0)),
+    ("restart_500_ms", Goal::Value(1000.0)),
+    ("fds_after_1000_cycles", Goal::Value(0.0)),
 ];
 
 /// Prints all rows. Goals for ratios are for the real ztunnel only.
@@ -51,7 +61,7 @@ fn goal(row: &Row, is_real: bool) -> String {
     let (text, met) = match found {
         Some((_, Goal::AtLeast(goal))) if is_real => (format!("≥{goal:.2}"), row.ratio.map(|is| is >= *goal)),
         Some((_, Goal::AtMost(goal))) if is_real => (format!("≤{goal:.2}"), row.ratio.map(|is| is <= *goal)),
-        Some((_, Goal::Milliseconds(goal))) => (format!("≤{goal} ms"), row.culvert.map(|is| is <= *goal)),
+        Some((_, Goal::Value(goal))) => (format!("≤{goal} {}", row.unit), row.culvert.map(|is| is <= *goal)),
         _ => return String::new(),
     };
     match met {

@@ -5,7 +5,10 @@ use std::{process::ExitCode, sync::Arc};
 use anyhow::Context as _;
 use clap::Parser as _;
 use culvert_agent::{app, config::Config, telemetry::Levels};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+/// For sockets and messages, which take little time: one for each CPU would only take memory.
+const WORKERS: usize = 2;
 /// For the dataplane's work. Pods start by the hundred on a few cores: more threads would only take memory.
 const BLOCKING_THREADS: usize = 64;
 
@@ -28,7 +31,9 @@ fn main() -> ExitCode {
 }
 
 fn start(config: Config, levels: Arc<Levels>) -> anyhow::Result<()> {
+    raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build()
@@ -36,4 +41,13 @@ fn start(config: Config, levels: Arc<Levels>) -> anyhow::Result<()> {
     let outcome = runtime.block_on(app::run(config, levels));
     runtime.shutdown_background();
     outcome
+}
+
+/// Each pod takes four descriptors. The soft limit is mostly 1,024, for programs that use select(2).
+fn raise_descriptor_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(errno) = raised {
+        tracing::warn!(%errno, "cannot raise the limit of open files; with many pods it may be too low");
+    }
 }

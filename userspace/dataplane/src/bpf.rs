@@ -18,6 +18,7 @@ const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
+const BPF_LINK_DETACH: libc::c_long = 34;
 
 /// Issues a command. `attributes` is the part of `union bpf_attr` that the command uses.
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
@@ -87,9 +88,21 @@ pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     bpf(BPF_LINK_UPDATE, &mut attributes).map(drop)
 }
 
+/// Ends what a link does, at once, whoever still holds it (BPF_LINK_DETACH, Linux 5.9). One whose netns is
+/// gone has ended already.
+pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut descriptor = link.as_raw_fd();
+    bpf(BPF_LINK_DETACH, &mut descriptor).map(drop)
+}
+
 /// Inode of the netns a link is attached to; 0 when it is gone and the link does nothing any more.
 pub(crate) fn netns_inode(link: BorrowedFd<'_>) -> io::Result<u32> {
     link_info(link).map(|info| info.target[0])
+}
+
+/// Id of the program that a link runs.
+pub(crate) fn program_id(link: BorrowedFd<'_>) -> io::Result<u32> {
+    link_info(link).map(|info| info.program)
 }
 
 /// Id of the cgroup a link is attached to: the inode number of its directory.

@@ -3,10 +3,11 @@
 //! Knows nothing of Kubernetes, pods' names or ZDS. A [`Dataplane`] is the node's part: the programs on
 //! the cgroup root and the pinned maps. Each pod's netns is then taken through
 //!
-//! 1. [`Dataplane::register`]: routing, sysctls, own addresses; ztunnel's listeners are stored from now on;
+//! 1. [`Dataplane::register`]: the `sk_lookup` program, routing, sysctls, own addresses; ztunnel's listeners
+//!    are stored from now on;
 //! 2. ztunnel opens its listeners (the caller's business);
 //! 3. [`Dataplane::check_listeners`]: they are ztunnel's, transparent, and nobody else's are there;
-//! 4. [`Dataplane::activate`]: the `sk_lookup` program, and the one write that starts capture;
+//! 4. [`Dataplane::activate`]: the one write that starts capture;
 //! 5. [`Dataplane::withdraw`] and [`Dataplane::restore`], or [`Dataplane::forget`] once the netns is gone.
 //!
 //! Links and maps are pinned: a process that ends changes nothing for traffic, and the next one adopts
@@ -18,6 +19,7 @@ mod bpf;
 mod config;
 mod error;
 mod guard;
+mod index;
 mod introduction;
 mod listeners;
 mod maps;

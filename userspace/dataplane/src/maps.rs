@@ -1,6 +1,7 @@
 //! The pinned maps, with types.
 
 use std::{
+    collections::HashSet,
     net::IpAddr,
     os::fd::AsFd as _,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -20,6 +21,7 @@ use culvert_abi::{
 
 use crate::{
     Error, bpf,
+    index::Index,
     pod_addresses::{Claim, PodAddresses},
 };
 
@@ -34,6 +36,8 @@ pub(crate) struct Maps {
     ztunnels: Hash<u32, u64>,
     counters: Mutex<PerCpuHashMap<MapData, u64, Counters>>,
     listeners: MapData,
+    /// Keys of `own_addresses`.
+    own_index: Index,
 }
 
 impl Maps {
@@ -43,9 +47,13 @@ impl Maps {
         let Map::SockHash(listeners) = take(node, names::LISTENERS)? else {
             return Err(Error::Object { object: "node.o", reason: "LISTENERS is no SOCKHASH".into() });
         };
+        let own_addresses: Hash<OwnAddress, u32> = hash(node, names::OWN_ADDRESSES)?;
+        let own: Result<Index, _> =
+            lock(&own_addresses).keys().map(|key| key.map(|key| (key.netns, key.address))).collect();
         let maps = Self {
+            own_index: own.map_err(Error::map("read", names::OWN_ADDRESSES))?,
             pods: hash(node, names::PODS)?,
-            own_addresses: hash(node, names::OWN_ADDRESSES)?,
+            own_addresses,
             pod_addresses: Mutex::new(PodAddresses::take(open(node, names::POD_ADDRESSES)?)?),
             host_flows: hash(node, names::HOST_FLOWS)?,
             ztunnels: hash(node, names::ZTUNNELS)?,
@@ -81,21 +89,20 @@ impl Maps {
 
     pub(crate) fn add_own_address(&self, netns: u64, address: Address) -> Result<(), Error> {
         let key = OwnAddress { netns, address };
+        self.own_index.add(netns, address);
         lock(&self.own_addresses).insert(key, 1, 0).map_err(Error::map("write", names::OWN_ADDRESSES))
     }
 
     pub(crate) fn remove_own_address(&self, netns: u64, address: Address) -> Result<(), Error> {
         let key = OwnAddress { netns, address };
         absent_is_none(lock(&self.own_addresses).remove(&key))
-            .map_err(Error::map("write", names::OWN_ADDRESSES))
-            .map(drop)
+            .map_err(Error::map("write", names::OWN_ADDRESSES))?;
+        self.own_index.remove(netns, address);
+        Ok(())
     }
 
-    pub(crate) fn own_addresses(&self, netns: u64) -> Result<Vec<Address>, Error> {
-        let map = lock(&self.own_addresses);
-        let keys =
-            map.keys().collect::<Result<Vec<_>, _>>().map_err(Error::map("read", names::OWN_ADDRESSES))?;
-        Ok(keys.into_iter().filter(|key| key.netns == netns).map(|key| key.address).collect())
+    pub(crate) fn own_addresses(&self, netns: u64) -> HashSet<Address> {
+        self.own_index.of(netns)
     }
 
     /// The addresses that CNI and the API server report for a pod.

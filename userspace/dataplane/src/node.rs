@@ -1,6 +1,7 @@
 //! The node's part: programs on the cgroup root, shared maps, and what an earlier process left.
 
 use std::{
+    collections::{BTreeSet, HashSet},
     fs::File,
     io,
     os::{fd::AsFd as _, unix::fs::MetadataExt as _},
@@ -11,7 +12,7 @@ use std::{
 use aya::{
     Ebpf,
     maps::MapInfo,
-    programs::{Program, ProgramError, RawTracePoint, links::FdLink},
+    programs::{Program, ProgramError, ProgramInfo, RawTracePoint, links::FdLink, loaded_programs},
 };
 use aya_obj::generated::bpf_attach_type::{
     self, BPF_CGROUP_INET_SOCK_CREATE, BPF_CGROUP_INET4_BIND, BPF_CGROUP_INET4_CONNECT,
@@ -101,7 +102,8 @@ impl Dataplane {
         Ok(gone)
     }
 
-    /// Replaces the program of each pod that an earlier process captured, and removes what is of no use.
+    /// Replaces the program of each pod that an earlier process captured unless it is the same, and removes
+    /// what is of no use.
     fn adopt_pods(&self) -> Result<(), Error> {
         let gone = self.collect()?;
         if !gone.is_empty() {
@@ -112,14 +114,57 @@ impl Dataplane {
         for netns in self.maps.introductions()? {
             self.maps.remove_pod(netns)?;
         }
-        for cookie in self.pins.pods()? {
+        let pods = self.pins.pods()?;
+        let up_to_date = if pods.is_empty() { HashSet::new() } else { self.up_to_date()? };
+        for cookie in pods {
             let path = self.pins.pod(cookie);
             let link = bpf::open_link(&path).map_err(Error::path("open pinned link", &path))?;
-            let mut program = self.programs.take(cookie)?;
-            bpf::update_link(link.as_fd(), program.fd()?)
-                .map_err(Error::path("update pinned link", &path))?;
+            let program = bpf::program_id(link.as_fd()).map_err(Error::path("read pinned link", &path))?;
+            if !up_to_date.contains(&program) {
+                self.renew(cookie)?;
+            }
         }
         Ok(())
+    }
+
+    /// Replaces a pod's program in place by a new instance, which no connection notices. A start does it
+    /// for each pod whose program is another version's.
+    ///
+    /// # Errors
+    /// When the pod has no pinned link.
+    pub fn renew(&self, netns: u64) -> Result<(), Error> {
+        let path = self.pins.pod(netns);
+        let link = bpf::open_link(&path).map_err(Error::path("open pinned link", &path))?;
+        let mut program = self.programs.take(netns)?;
+        bpf::update_link(link.as_fd(), program.fd()?).map_err(Error::path("update pinned link", &path))
+    }
+
+    /// Ids of the loaded programs that are as the pod object's: the same instructions (by their tag) on
+    /// the same shared maps.
+    fn up_to_date(&self) -> Result<HashSet<u32>, Error> {
+        let failed = || program_error("inspect", names::SK_LOOKUP);
+        let pinned = |name| MapInfo::from_pin(self.pins.map(name)).map(|map| map.id());
+        let shared: HashSet<u32> = names::MAPS
+            .into_iter()
+            .map(|name| pinned(name).map_err(Error::map("read pinned", name)))
+            .collect::<Result<_, _>>()?;
+        let identity = |program: &ProgramInfo| -> Result<(u64, BTreeSet<u32>), Error> {
+            let maps = program.map_ids().map_err(failed())?.unwrap_or_default();
+            Ok((program.tag(), maps.into_iter().filter(|map| shared.contains(map)).collect()))
+        };
+        // One that no pod gets: the cookie of no netns.
+        let mut sample = self.programs.take(0)?;
+        let ours = sample.sk_lookup()?.info().map_err(failed())?;
+        let (tag, ours) = (ours.tag(), identity(&ours)?);
+        let mut same = HashSet::new();
+        for program in loaded_programs() {
+            // One that is unloaded while we look is nobody's.
+            let Ok(program) = program else { continue };
+            if program.tag() == tag && identity(&program).is_ok_and(|found| found == ours) {
+                same.insert(program.id());
+            }
+        }
+        Ok(same)
     }
 }
 

@@ -107,7 +107,7 @@ pub(crate) struct PodPrograms {
 }
 
 struct Shared {
-    /// `EbpfLoader::new` reads and parses the kernel's BTF (17 ms): one for the life of the process.
+    /// `EbpfLoader::new` reads and parses the kernel's BTF, needed or not (17 ms): one for the life of the process.
     loader: Mutex<EbpfLoader<'static>>,
     spares: Mutex<Vec<PodProgram>>,
     /// How many callers wait for the loader.
@@ -208,6 +208,8 @@ impl Drop for PodPrograms {
 
 fn loader(pins: &Pins) -> EbpfLoader<'static> {
     let mut loader = EbpfLoader::new();
+    // Nothing in the objects is relocated by the kernel's BTF, which takes 10 MiB and more.
+    loader.btf(None);
     for map in names::MAPS {
         loader.map_pin_path(map, pins.map(map));
     }

@@ -3,7 +3,8 @@
 //! ```text
 //! <bpffs>/culvert/v1/maps/<MAP>          shared maps
 //!                    links/<PROGRAM>     links on the cgroup root
-//!                    pods/<COOKIE>       the sk_lookup link of a pod's netns, cookie in decimal
+//!                    pods/<COOKIE>       the sk_lookup link of a pod's netns, cookie in decimal: as long as
+//!                                        the maps hold anything of it
 //! ```
 
 use std::{
@@ -52,7 +53,7 @@ impl Pins {
         self.root.join("pods").join(cookie.to_string())
     }
 
-    /// The cookies of all pods with a pinned link.
+    /// The cookies of all pods.
     pub(crate) fn pods(&self) -> Result<Vec<u64>, Error> {
         let directory = self.root.join("pods");
         let entries = fs::read_dir(&directory).map_err(Error::path("list", &directory))?;

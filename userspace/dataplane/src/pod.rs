@@ -11,13 +11,14 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 
 use crate::{
     Dataplane, Error, Netns, bpf, guard,
-    netlink::{Changes, Netlink},
+    netlink::Netlink,
     node::{pin_link, program_error},
     pins::unpin,
     pod_addresses::Claim,
     routing::{self, PacketSizes},
-    sockets, sysctl,
-    watch::{GROUPS, Watched},
+    sockets,
+    sysctl::{self, Sysctls},
+    watch::Watched,
 };
 
 /// What a pod may ask for.
@@ -37,8 +38,8 @@ pub enum Restored {
 }
 
 impl Dataplane {
-    /// Prepares a netns: routing, sysctls, own addresses. ztunnel's listeners are stored from now on
-    /// and its ports are reserved; everything else passes. Repeating it takes over new addresses and
+    /// Prepares a netns: its program, routing, sysctls, own addresses. ztunnel's listeners are stored from
+    /// now on and its ports are reserved; everything else passes. Repeating it takes over new addresses and
     /// options. On error nothing is left behind.
     ///
     /// `addresses` are those that CNI and the API server report for the pod.
@@ -73,33 +74,33 @@ impl Dataplane {
             let action = action.to_owned();
             move |source: io::Error| Error::Routing { action, cookie, source }
         };
+        // The pin first: whatever a process that is killed leaves in the maps, the next one finds by it.
+        self.attach(netns)?;
         self.maps.start_counting(cookie)?;
         let claim = if known.is_some() { Claim::Repeated } else { Claim::First };
         self.maps.set_pod_addresses(cookie, addresses, claim)?;
         let flags = if options.bypass_inbound { BYPASS_INBOUND } else { 0 };
         let (maps, proc, big_tcp) = (&self.maps, &self.config.proc, self.config.big_tcp);
         let watched = netns.run(|| -> Result<Watched, Error> {
-            let changes = Changes::subscribe(&GROUPS).map_err(failed("watch interfaces and routes"))?;
-            let mut netlink = Netlink::open(NETLINK_ROUTE).map_err(failed("open a netlink socket"))?;
-            let found = routing::interfaces(&mut netlink).map_err(failed("list interfaces"))?;
+            let mut watched = Watched::begin(cookie).map_err(failed("watch interfaces and routes"))?;
+            let netlink = &mut watched.netlink;
+            let found = routing::interfaces(netlink).map_err(failed("list interfaces"))?;
+            let sysctls = Sysctls::open(proc).map_err(failed("write sysctls"))?;
             let entry = match known {
                 Some(known) if known.state == ACTIVE => PodEntry { flags, ..known },
                 Some(known) => PodEntry { state: REGISTERED, flags, ..known },
                 None => {
-                    let saved = sysctl::read(proc).map_err(failed("read sysctls"))?;
-                    new_entry(flags, saved, if big_tcp { found.loopback } else { PacketSizes::default() })
+                    let sizes = if big_tcp { found.loopback } else { PacketSizes::default() };
+                    new_entry(flags, sysctls.bits(), sizes)
                 }
             };
             // What was there before is recorded before anything is changed.
             maps.set_pod(cookie, entry)?;
-            sysctl::write(proc, sysctl::ALL_ON).map_err(failed("write sysctls"))?;
+            sysctls.write(sysctl::ALL_ON).map_err(failed("write sysctls"))?;
             guard::ensure().map_err(failed("add XFRM policies (is the kernel module xfrm_user missing?)"))?;
-            routing::set_packet_sizes(&mut netlink, saved_sizes(&entry).enlarged())
+            routing::set_packet_sizes(netlink, saved_sizes(&entry).enlarged())
                 .map_err(failed("set the packet sizes of lo"))?;
-            // Some may have gone while nobody watched.
-            let own = if known.is_some() { maps.own_addresses(cookie)? } else { Vec::new() };
-            let mut watched = Watched::new(cookie, netlink, changes, own);
-            watched.sync(maps, found).map_err(|error| match error {
+            watched.sync(maps, &found).map_err(|error| match error {
                 Error::System { source, .. } => failed("add routes and rules")(source),
                 other => other,
             })?;
@@ -108,31 +109,36 @@ impl Dataplane {
         self.watch.add(watched)
     }
 
-    /// Attaches the pod's program and starts capture with one write. Repeating it replaces the program.
+    /// Gives the netns its program, pinned, which passes everything until the pod is active. One that somebody
+    /// detached (`bpftool link detach`) is attached anew.
+    fn attach(&self, netns: &Netns) -> Result<(), Error> {
+        let pin = self.pins.pod(netns.cookie());
+        if pin.exists() {
+            let link = bpf::open_link(&pin).map_err(Error::path("open pinned link", &pin))?;
+            if bpf::netns_inode(link.as_fd()).map_err(Error::path("read pinned link", &pin))? != 0 {
+                return Ok(());
+            }
+            unpin(&pin)?;
+        }
+        let mut program = self.programs.take(netns.cookie())?;
+        let program = program.sk_lookup()?;
+        let link = program.attach(netns).map_err(program_error("attach", names::SK_LOOKUP))?;
+        let link: FdLink = program.take_link(link).map_err(program_error("keep", names::SK_LOOKUP))?.into();
+        pin_link(link, &pin)
+    }
+
+    /// Starts capture with one write.
     ///
     /// # Errors
     /// [`Error::NotRegistered`] before [`Dataplane::register`].
     pub fn activate(&self, netns: &Netns) -> Result<(), Error> {
         let cookie = netns.cookie();
-        let entry = self.maps.pod(cookie)?.filter(|entry| matches!(entry.state, REGISTERED | ACTIVE));
-        let Some(entry) = entry else {
-            return Err(Error::NotRegistered { cookie });
-        };
-        let pin = self.pins.pod(cookie);
-        if pin.exists() {
-            let link = bpf::open_link(&pin).map_err(Error::path("open pinned link", &pin))?;
-            let mut program = self.programs.take(cookie)?;
-            bpf::update_link(link.as_fd(), program.fd()?).map_err(Error::path("update pinned link", &pin))?;
-        } else {
-            let mut program = self.programs.take(cookie)?;
-            let program = program.sk_lookup()?;
-            let attach = program_error("attach", names::SK_LOOKUP);
-            let link = program.attach(netns).map_err(attach)?;
-            let link: FdLink =
-                program.take_link(link).map_err(program_error("keep", names::SK_LOOKUP))?.into();
-            pin_link(link, &pin)?;
+        match self.maps.pod(cookie)? {
+            Some(entry) if matches!(entry.state, REGISTERED | ACTIVE) => {
+                self.maps.set_pod(cookie, PodEntry { state: ACTIVE, ..entry })
+            }
+            _ => Err(Error::NotRegistered { cookie }),
         }
-        self.maps.set_pod(cookie, PodEntry { state: ACTIVE, ..entry })
     }
 
     /// Ends capture: connections that exist go on, new ones are not touched. Follow with ZDS and
@@ -189,12 +195,26 @@ impl Dataplane {
     pub fn forget(&self, cookie: u64) -> Result<(), Error> {
         self.maps.remove_pod(cookie)?;
         self.watch.remove(cookie);
-        unpin(&self.pins.pod(cookie))?;
         self.maps.set_pod_addresses(cookie, &[], Claim::Repeated)?;
-        for address in self.maps.own_addresses(cookie)? {
+        for address in self.maps.own_addresses(cookie) {
             self.maps.remove_own_address(cookie, address)?;
         }
-        self.maps.stop_counting(cookie)
+        self.maps.stop_counting(cookie)?;
+        self.detach_program(cookie)
+    }
+
+    /// The last of what is kept for a netns.
+    fn detach_program(&self, cookie: u64) -> Result<(), Error> {
+        let pin = self.pins.pod(cookie);
+        match bpf::open_link(&pin) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            // Unpinning ends it too, a moment later.
+            link => {
+                link.and_then(|link| bpf::detach_link(link.as_fd()))
+                    .map_err(Error::path("detach pinned link", &pin))?;
+            }
+        }
+        unpin(&pin)
     }
 
     /// Watches a netns that an earlier process registered, and brings it in step at once.
@@ -225,7 +245,7 @@ impl Dataplane {
                     routing::restore(&mut netlink, &found.indexes)?;
                     guard::remove()?;
                     routing::set_packet_sizes(&mut netlink, saved_sizes(&entry))?;
-                    sysctl::write(proc, entry.saved_sysctls)
+                    Sysctls::open(proc)?.write(entry.saved_sysctls)
                 })?
                 .map_err(|source| Error::Routing { action: "restore routing".into(), cookie, source })?;
         }

@@ -11,8 +11,8 @@ use culvert_abi::ztunnel::{DNS_PORT, HBONE_PORT, INBOUND_PORT, OUTBOUND_PORT};
 /// ztunnel's, in the order of their bits.
 pub(crate) const PORTS: [u16; 4] = [OUTBOUND_PORT, INBOUND_PORT, HBONE_PORT, DNS_PORT];
 
-/// Below `/proc`.
-pub(crate) const SETTING: &str = "sys/net/ipv4/ip_local_reserved_ports";
+/// In the directory of IPv4, for both families.
+pub(crate) const SETTING: &str = "ip_local_reserved_ports";
 
 /// Which of [`PORTS`] the setting holds, one bit each.
 pub(crate) fn bits(setting: &str) -> u32 {

@@ -123,41 +123,31 @@ pub(crate) fn interfaces(netlink: &mut Netlink) -> io::Result<Interfaces> {
     Ok(Interfaces { indexes, addresses, loopback })
 }
 
-/// Puts in what is missing. Repeating it changes nothing. At no moment is there no local table.
+/// Puts in the routes that are missing. Repeating it changes nothing.
 ///
 /// Routes of an interface that cannot have one now (down, or IPv6 is off) are left out: the guards
 /// answer for them, and the event that ends that state brings us here again.
-pub(crate) fn ensure(netlink: &mut Netlink, interfaces: &[u32]) -> io::Result<()> {
-    let mut requests = Vec::new();
-    for family in FAMILIES {
-        for index in interfaces {
-            requests.push((Message::NewRoute(loop_route(family, *index)), NLM_F_CREATE | NLM_F_EXCL));
-        }
-    }
-    let routes = requests.len();
-    requests.extend(missing_rules());
-    for (position, answer) in netlink.batch(requests)?.into_iter().enumerate() {
+pub(crate) fn ensure_routes(netlink: &mut Netlink, interfaces: &[u32]) -> io::Result<()> {
+    let routes = FAMILIES
+        .iter()
+        .flat_map(|family| interfaces.iter().map(|index| Message::NewRoute(loop_route(*family, *index))));
+    for answer in netlink.batch(routes.map(|route| (route, NLM_F_CREATE | NLM_F_EXCL)).collect())? {
         match answer {
-            Err(error) if position < routes && is_unready_interface(&error) => {}
+            Err(error) if is_unready_interface(&error) => {}
             answer => tolerate(answer, &[libc::EEXIST])?,
         }
-    }
-    let moved = FAMILIES.map(|family| (Message::DelRule(local_rule(family, 0)), 0));
-    remove(netlink, moved.into())
-}
-
-/// The rules alone: without the first two a marked packet goes where an unmarked one would, so they come
-/// back before anything is looked at.
-pub(crate) fn ensure_rules(netlink: &mut Netlink) -> io::Result<()> {
-    for answer in netlink.batch(missing_rules().collect())? {
-        tolerate(answer, &[libc::EEXIST])?;
     }
     Ok(())
 }
 
-fn missing_rules() -> impl Iterator<Item = (Message, u16)> {
-    let rules = FAMILIES.into_iter().flat_map(our_rules);
-    rules.map(|rule| (Message::NewRule(rule), NLM_F_CREATE | NLM_F_EXCL))
+/// Puts in the rules that are missing. At no moment is there no local table.
+pub(crate) fn ensure_rules(netlink: &mut Netlink) -> io::Result<()> {
+    let rules = FAMILIES.into_iter().flat_map(our_rules).map(Message::NewRule);
+    for answer in netlink.batch(rules.map(|rule| (rule, NLM_F_CREATE | NLM_F_EXCL)).collect())? {
+        tolerate(answer, &[libc::EEXIST])?;
+    }
+    let moved = FAMILIES.map(|family| (Message::DelRule(local_rule(family, 0)), 0));
+    remove(netlink, moved.into())
 }
 
 /// Takes everything out again and puts the local table back in its place first.

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    io,
     os::fd::AsFd as _,
     sync::{Arc, Mutex, PoisonError},
     thread::{self, JoinHandle},
@@ -12,6 +13,7 @@ use std::{
 };
 
 use culvert_abi::Address;
+use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::{
     sys::{
         epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
@@ -27,8 +29,15 @@ use crate::{
     routing::{self, Interfaces},
 };
 
-/// RTNLGRP_* (include/uapi/linux/rtnetlink.h): links; addresses, routes and rules of both families.
-pub(crate) const GROUPS: [u32; 7] = [1, 5, 7, 8, 9, 11, 19];
+/// Links; addresses, routes and rules of both families (RTMGRP_*, include/uapi/linux/rtnetlink.h;
+/// RTNLGRP_IPV6_RULE has no such name).
+const GROUPS: u32 = (libc::RTMGRP_LINK
+    | libc::RTMGRP_IPV4_IFADDR
+    | libc::RTMGRP_IPV4_ROUTE
+    | libc::RTMGRP_IPV4_RULE
+    | libc::RTMGRP_IPV6_IFADDR
+    | libc::RTMGRP_IPV6_ROUTE) as u32
+    | 1 << (19 - 1);
 
 const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 /// No netns cookie: the kernel counts them from 1.
@@ -37,40 +46,48 @@ const STOP: u64 = 0;
 /// One netns under watch. Its sockets keep it alive.
 pub(crate) struct Watched {
     cookie: u64,
-    netlink: Netlink,
+    pub(crate) netlink: Netlink,
     changes: Changes,
-    own: HashSet<Address>,
     /// The thread may hold one that was removed meanwhile: it must not touch the netns any more.
     ended: bool,
 }
 
 impl Watched {
-    /// `own` are the addresses that are in the map already.
-    pub(crate) fn new(cookie: u64, netlink: Netlink, changes: Changes, own: Vec<Address>) -> Self {
-        Self { cookie, netlink, changes, own: own.into_iter().collect(), ended: false }
+    /// Begins with the calling thread's netns, whose cookie this is.
+    pub(crate) fn begin(cookie: u64) -> io::Result<Self> {
+        let netlink = Netlink::open(NETLINK_ROUTE)?;
+        let changes = Changes::subscribe(GROUPS, netlink.port())?;
+        Ok(Self { cookie, netlink, changes, ended: false })
     }
 
-    /// Brings routing and own addresses in step with what was found. Addresses are added before routes
-    /// could need them and removed at once when they are gone.
-    pub(crate) fn sync(&mut self, maps: &Maps, found: Interfaces) -> Result<(), Error> {
-        let present: HashSet<Address> = found.addresses.into_iter().map(Address::from).collect();
-        for address in present.difference(&self.own) {
+    /// Brings routing and own addresses in step with what was found.
+    pub(crate) fn sync(&mut self, maps: &Maps, found: &Interfaces) -> Result<(), Error> {
+        self.sync_interfaces(maps, found)?;
+        routing::ensure_rules(&mut self.netlink).map_err(Error::system("rtnetlink"))
+    }
+
+    /// Addresses are added before routes could need them and removed at once when they are gone.
+    fn sync_interfaces(&mut self, maps: &Maps, found: &Interfaces) -> Result<(), Error> {
+        let present: HashSet<Address> = found.addresses.iter().copied().map(Address::from).collect();
+        let known = maps.own_addresses(self.cookie);
+        for address in present.difference(&known) {
             maps.add_own_address(self.cookie, *address)?;
         }
-        for address in self.own.difference(&present) {
+        for address in known.difference(&present) {
             maps.remove_own_address(self.cookie, *address)?;
         }
-        self.own = present;
-        routing::ensure(&mut self.netlink, &found.indexes).map_err(Error::system("rtnetlink"))
+        routing::ensure_routes(&mut self.netlink, &found.indexes).map_err(Error::system("rtnetlink"))
     }
 
+    /// The rules first: without them a marked packet goes where an unmarked one would, so they come back
+    /// before anything is looked at.
     fn follow(&mut self, maps: &Maps) -> Result<(), Error> {
-        if self.ended || !self.changes.drain(self.netlink.port()) {
+        if self.ended || !self.changes.drain() {
             return Ok(());
         }
         routing::ensure_rules(&mut self.netlink).map_err(Error::system("rtnetlink"))?;
         let found = routing::interfaces(&mut self.netlink).map_err(Error::system("rtnetlink dump"))?;
-        self.sync(maps, found)
+        self.sync_interfaces(maps, &found)
     }
 }
 

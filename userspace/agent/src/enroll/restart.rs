@@ -1,11 +1,14 @@
 //! What an earlier agent left: served again from records and pins alone.
+//!
+//! Who is served is known before anything else is answered; what each netns needs (its routing watched
+//! and in step) follows at once and takes no part in it: capture has gone on all the time.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroUsize, sync::Arc, thread, time::Duration};
 
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Enrollment, Failure, Redirect, Ztunnel, sandbox::Sandbox, steps::Progress, table::State};
+use super::{Enrollment, Failure, Redirect, Step, Ztunnel, sandbox::Sandbox, steps::Progress, table::State};
 use crate::{
     error_chain::Chain,
     record::{Phase, Record},
@@ -14,12 +17,13 @@ use crate::{
 /// How long a pod without its pins may take to be captured again, a start of ztunnel included.
 const AGAIN: Duration = Duration::from_secs(60);
 
+/// How many netns are brought in step at once: pods that start now go first.
+const IN_STEP_AT_ONCE: usize = 2;
+
 /// What became of a record.
 enum Found<N> {
-    /// Served.
-    Resumed(Sandbox<N>),
-    /// Its netns lives, and what was pinned for it does not.
-    Unpinned(Sandbox<N>),
+    /// To be served.
+    Enrolled(Sandbox<N>),
     /// To be taken out.
     Unfinished(Sandbox<N>),
     /// Gone.
@@ -31,36 +35,40 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
     /// opened by its path and must be the recorded one; else the record is dropped with all it owned.
     pub async fn resume(self: &Arc<Self>) -> Result<(), crate::record::Error> {
         let records = self.records.read()?;
-        let mut resuming = JoinSet::new();
-        for record in records {
-            let this = Arc::clone(self);
-            resuming.spawn_blocking(move || this.find(&record));
+        let share = records.len().div_ceil(thread::available_parallelism().map_or(1, NonZeroUsize::get));
+        let mut finding = JoinSet::new();
+        for records in records.chunks(share.max(1)) {
+            let (this, records) = (Arc::clone(self), records.to_vec());
+            finding.spawn_blocking(move || -> Vec<_> {
+                records.iter().map(|record| this.find(record)).collect()
+            });
         }
-        let mut resumed = Vec::new();
-        let mut unpinned = Vec::new();
+        let mut enrolled = Vec::new();
         let mut unfinished = Vec::new();
-        while let Some(found) = resuming.join_next().await {
+        while let Some(found) = finding.join_next().await {
             match found {
-                Ok(Found::Resumed(sandbox)) => resumed.push(sandbox),
-                Ok(Found::Unpinned(sandbox)) => unpinned.push(sandbox),
-                Ok(Found::Unfinished(sandbox)) => unfinished.push(sandbox),
-                Ok(Found::Dropped) => {}
-                Err(error) => tracing::error!(%error, "taking up a recorded pod panicked"),
+                Ok(found) => found.into_iter().for_each(|found| match found {
+                    Found::Enrolled(sandbox) => enrolled.push(Arc::new(sandbox)),
+                    Found::Unfinished(sandbox) => unfinished.push(Arc::new(sandbox)),
+                    Found::Dropped => {}
+                }),
+                Err(error) => tracing::error!(%error, "taking up recorded pods panicked"),
             }
         }
         // The kernel counts cookies up: the newest netns of a pod is its current one.
-        resumed.sort_by_key(|sandbox| sandbox.cookie);
-        for sandbox in resumed {
+        enrolled.sort_by_key(|sandbox| sandbox.cookie);
+        for sandbox in &enrolled {
             self.ztunnel.keep(sandbox.workload());
-            self.table().enroll(sandbox);
+            self.table().enroll(Sandbox::clone(sandbox));
         }
         for sandbox in unfinished {
-            let sandbox = Arc::new(sandbox);
             tracing::info!(pod = %sandbox.pod, uid = sandbox.pod.uid, netns = sandbox.cookie, "undoing what an earlier agent began");
             self.take_out(&sandbox).await;
         }
-        for sandbox in unpinned {
-            self.enroll_again(Arc::new(sandbox));
+        let at_once = Arc::new(Semaphore::new(IN_STEP_AT_ONCE));
+        for sandbox in enrolled {
+            let (this, at_once) = (Arc::clone(self), Arc::clone(&at_once));
+            self.tasks.spawn(async move { this.bring_in_step(&sandbox, &at_once).await });
         }
         self.metrics.set_sandboxes(self.count(State::Enrolled), self.count(State::Leaving));
         Ok(())
@@ -85,34 +93,36 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
         sandbox.addresses.clone_from(&record.addresses);
         sandbox.attachments.clone_from(&record.attachments);
         sandbox.bypass_inbound = record.bypass_inbound;
-        if record.phase != Phase::Enrolled {
-            return Found::Unfinished(sandbox);
-        }
-        match self.redirect.resume(&sandbox.netns, &sandbox.addresses()) {
-            Ok(()) => Found::Resumed(sandbox),
-            Err(error @ culvert_dataplane::Error::NotRegistered { .. }) => {
-                sandbox.warn("an enrolled pod is no longer captured: its pins are gone", &error);
-                Found::Unpinned(sandbox)
-            }
-            Err(error) => {
-                sandbox.warn("an enrolled pod's routing is not watched", &error);
-                Found::Resumed(sandbox)
-            }
-        }
+        if record.phase == Phase::Enrolled { Found::Enrolled(sandbox) } else { Found::Unfinished(sandbox) }
     }
 
-    /// All steps once more, in the background: its processes run already, nobody waits.
-    fn enroll_again(self: &Arc<Self>, sandbox: Arc<Sandbox<R::Netns>>) {
-        self.ztunnel.keep(sandbox.workload());
-        self.table().enroll(Sandbox::clone(&sandbox));
-        let this = Arc::clone(self);
-        self.tasks.spawn(async move {
-            let _turn = this.order.enter(&sandbox.pod.uid).await;
-            let progress = Progress::new(Instant::now() + AGAIN, CancellationToken::new());
-            match this.steps(&sandbox, true, &progress).await {
-                Ok(()) => tracing::info!(pod = %sandbox.pod, uid = sandbox.pod.uid, "pod captured again"),
-                Err(error) => sandbox.warn("an enrolled pod is not captured", &error),
+    /// In the background: its processes run already, nobody waits.
+    async fn bring_in_step(self: &Arc<Self>, sandbox: &Arc<Sandbox<R::Netns>>, at_once: &Semaphore) {
+        let _turn = self.order.enter(&sandbox.pod.uid).await;
+        // What came first may have taken it out, or learned more of it.
+        let Some(sandbox) = self.table().enrolled(sandbox.cookie).cloned().map(Arc::new) else {
+            return;
+        };
+        let resumed = {
+            let _permit = at_once.acquire().await;
+            self.blocking(Step::Register, &sandbox, |this, sandbox| {
+                this.redirect.resume(&sandbox.netns, &sandbox.addresses()).map_err(Failure::Attach)
+            })
+            .await
+        };
+        match resumed {
+            Ok(()) => {}
+            Err(error @ Failure::Attach(culvert_dataplane::Error::NotRegistered { .. })) => {
+                sandbox.warn("an enrolled pod is no longer captured: its pins are gone", &error);
+                let progress = Progress::new(Instant::now() + AGAIN, CancellationToken::new());
+                match self.steps(&sandbox, true, &progress).await {
+                    Ok(()) => {
+                        tracing::info!(pod = %sandbox.pod, uid = sandbox.pod.uid, "pod captured again");
+                    }
+                    Err(error) => sandbox.warn("an enrolled pod is not captured", &error),
+                }
             }
-        });
+            Err(error) => sandbox.warn("an enrolled pod's routing is not watched", &error),
+        }
     }
 }

@@ -8,7 +8,10 @@ use std::{
 use nix::sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, FsType, statfs};
 
 use super::Check;
-use crate::{Config, Netns};
+use crate::{
+    Config, Netns,
+    sysctl::{self, Sysctls},
+};
 
 /// Number and name (include/uapi/linux/capability.h), and what it is for.
 const CAPABILITIES: [(u32, &str); 3] = [(12, "NET_ADMIN"), (21, "SYS_ADMIN"), (39, "BPF")];
@@ -79,7 +82,7 @@ fn is_root(cgroup: &Path) -> Result<(), String> {
 fn writable_sysctls(config: &Config) -> Result<(), String> {
     let netns = Netns::create().map_err(|error| with_cause(&error))?;
     netns
-        .run(|| crate::sysctl::write(&config.proc, crate::sysctl::ALL_ON))
+        .run(|| Sysctls::open(&config.proc)?.write(sysctl::ALL_ON))
         .map_err(|error| with_cause(&error))?
         .map_err(|error| format!("below {}: {error}", config.proc.join("sys/net").display()))
 }
