@@ -142,6 +142,8 @@ fn both_objects_load_by_bpftool() {
                 names::BIND6,
                 names::CONNECT4,
                 names::CONNECT6,
+                names::SETSOCKOPT,
+                names::PROCESS_EXIT,
                 names::SOCK_OPS,
             ][..],
         ),
