@@ -70,3 +70,13 @@ pub enum Event {
     /// Answer to SIGUSR1: everything before has been told.
     Flushed,
 }
+
+impl Event {
+    /// The pod that is served from now on.
+    pub(crate) fn added(&self) -> Option<&str> {
+        match self {
+            Self::Added { pod } => Some(pod),
+            _ => None,
+        }
+    }
+}

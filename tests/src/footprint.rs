@@ -58,9 +58,10 @@ impl Host {
             assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
             let mut lines: Vec<_> =
                 String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
-            // The bridge's timers run.
+            // The bridge's timers run, and those of its ports.
             for line in &mut lines {
-                line.truncate(line.find(" hello_timer").unwrap_or(line.len()));
+                let timer = [" hello_timer", " hold_timer"].iter().find_map(|timer| line.find(timer));
+                line.truncate(timer.unwrap_or(line.len()));
             }
             // Rules come in the order in which they apply, routes of one metric in any.
             if line.contains("route") {
@@ -107,26 +108,34 @@ impl Lab {
         Footprint(footprint)
     }
 
-    /// Those of the machine that are the lab's, as bpftool lists them.
+    /// Those of the machine that are the lab's.
     fn links(&self) -> Vec<String> {
-        let inode = |path: &Path| fs::metadata(path).map(|metadata| metadata.ino()).unwrap_or_default();
-        let cgroup = inode(&self.config().cgroup);
         let namespaces: Vec<_> = self.hosts().iter().map(|host| inode(&host.netns_path())).collect();
-        let output = Command::new("bpftool").args(["--json", "link", "show"]).output();
-        let output = output.expect("bpftool must be installed");
-        let links: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).expect("a list of links");
-        let mut found: Vec<String> = links
-            .iter()
-            .filter(|link| {
-                let number = |key: &str| link.get(key).and_then(serde_json::Value::as_u64);
-                number("cgroup_id") == Some(cgroup)
-                    || number("netns_ino").is_some_and(|inode| namespaces.contains(&inode))
-            })
-            .map(|link| format!("{} {}", link["id"], link["type"]))
-            .collect();
-        found.sort();
-        found
+        links(&namespaces, Some(inode(&self.config().cgroup)))
     }
+}
+
+/// The links on netns and on a cgroup with these inodes, as bpftool lists them.
+pub(crate) fn links(namespaces: &[u64], cgroup: Option<u64>) -> Vec<String> {
+    let output = Command::new("bpftool").args(["--json", "link", "show"]).output();
+    let output = output.expect("bpftool must be installed");
+    let links: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).expect("a list of links");
+    let mut found: Vec<String> = links
+        .iter()
+        .filter(|link| {
+            let number = |key: &str| link.get(key).and_then(serde_json::Value::as_u64);
+            cgroup.is_some() && number("cgroup_id") == cgroup
+                || number("netns_ino").is_some_and(|inode| namespaces.contains(&inode))
+        })
+        .map(|link| format!("{} {}", link["id"], link["type"]))
+        .collect();
+    found.sort();
+    found
+}
+
+/// Inode of a file, a netns for example; 0 if it is not there.
+pub(crate) fn inode(path: &Path) -> u64 {
+    fs::metadata(path).map(|metadata| metadata.ino()).unwrap_or_default()
 }
 
 fn list(directory: &Path, into: &mut Vec<PathBuf>) {

@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU16, Ordering},
@@ -20,7 +20,7 @@ use crate::{
     isolation::{BPFFS, Isolation, NETNS},
     journal::Journal,
     pod::Pod,
-    topology,
+    real, topology,
     wire::Wire,
     ztunnel::{Behaviour, Ztunnel},
 };
@@ -121,6 +121,11 @@ impl Lab {
         Self::builder().start()
     }
 
+    /// A node where nothing of Culvert's runs yet: for [`NodeAgent`](crate::NodeAgent).
+    pub fn bare() -> Self {
+        Self::builder().without_dataplane().without_ztunnel().start()
+    }
+
     /// A lab with something else.
     pub fn builder() -> Builder {
         Builder { dataplane: true, ztunnel: Some(Behaviour::default()), big_tcp: true }
@@ -130,6 +135,13 @@ impl Lab {
     pub fn pod(&self, name: &str) -> Pod {
         let number = self.pods.fetch_add(1, Ordering::Relaxed);
         let host = self.keep(topology::pod(name, number, self.runtime().handle()));
+        Pod::new(host, number, Arc::clone(&self.agent))
+    }
+
+    /// A new pod with a user namespace of its own, as with `hostUsers: false`.
+    pub fn pod_of_user_namespace(&self, name: &str) -> Pod {
+        let number = self.pods.fetch_add(1, Ordering::Relaxed);
+        let host = self.keep(topology::pod_of_user_namespace(name, number, self.runtime().handle()));
         Pod::new(host, number, Arc::clone(&self.agent))
     }
 
@@ -163,11 +175,21 @@ impl Lab {
 
     /// Another ztunnel, as in a rollout. Returns when it serves every pod, unless it is not to.
     pub fn start_ztunnel(&self, behaviour: Behaviour) -> Ztunnel {
+        self.ztunnel_of(behaviour, real::binary())
+    }
+
+    /// A stand-in, also where [`start_ztunnel`](Self::start_ztunnel) starts the real one: that has few
+    /// faults, and knows few pods.
+    pub fn start_stand_in(&self, behaviour: Behaviour) -> Ztunnel {
+        self.ztunnel_of(behaviour, None)
+    }
+
+    fn ztunnel_of(&self, behaviour: Behaviour, binary: Option<PathBuf>) -> Ztunnel {
         let number = self.others.fetch_add(1, Ordering::Relaxed);
         let addresses = (Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST);
         let host = topology::empty(&format!("ztunnel-{number}"), addresses, self.runtime().handle());
         let directory = &self.isolation.directory;
-        Ztunnel::start(host, behaviour, &directory.join("zds.sock"), directory, &self.agent)
+        Ztunnel::start(host, behaviour, binary, &directory.join("zds.sock"), directory, &self.agent)
     }
 
     /// What the ZDS server noticed.
@@ -201,6 +223,11 @@ impl Lab {
     /// does. ZDS connections stay. Pods must be resumed by the caller.
     pub fn restart_dataplane(&self) {
         self.agent.replace_dataplane(|| start_dataplane(&self.config));
+    }
+
+    /// A directory of the lab's own, in memory.
+    pub fn directory(&self) -> &Path {
+        &self.isolation.directory
     }
 
     fn keep(&self, host: Host) -> Host {

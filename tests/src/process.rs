@@ -87,11 +87,14 @@ impl Process {
     }
 }
 
-/// A program of this package, built along with the running one.
+/// A program built along with the running one.
 pub(crate) fn program(name: &str) -> PathBuf {
     let running = env::current_exe().expect("path of this program");
     let mut candidates = running.ancestors().skip(1).take(2).map(|directory| directory.join(name));
     candidates.find(|path| path.exists()).unwrap_or_else(|| {
-        panic!("no {name} beside {}: run `cargo build -p culvert-tests --bins`", running.display())
+        panic!(
+            "no {name} beside {}: run `cargo build -p culvert-tests -p culvert-agent -p culvert-cni --bins`",
+            running.display()
+        )
     })
 }

@@ -1,6 +1,11 @@
 //! Topology: the node, its pods, and hosts beyond it.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::{
+    io::{BufRead as _, BufReader},
+    net::{Ipv4Addr, Ipv6Addr},
+    process::{Command, Stdio},
+    thread,
+};
 
 use tokio::runtime::Handle;
 
@@ -36,8 +41,18 @@ pub(crate) fn pod_addresses(number: u16) -> (Ipv4Addr, Ipv6Addr) {
 
 /// A netns on the bridge.
 pub(crate) fn pod(name: &str, number: u16, runtime: &Handle) -> Host {
-    let (v4, v6) = pod_addresses(number);
-    let host = empty(name, (v4, v6), runtime);
+    plug_in(empty(name, pod_addresses(number), runtime), number)
+}
+
+/// A netns on the bridge that belongs to a user namespace of its own, as with `hostUsers: false`.
+pub(crate) fn pod_of_user_namespace(name: &str, number: u16, runtime: &Handle) -> Host {
+    ip::batch(None, &format!("netns attach {name} {}", in_user_namespace()));
+    plug_in(bare(name, pod_addresses(number), runtime), number)
+}
+
+/// Connects a netns to the bridge.
+fn plug_in(host: Host, number: u16) -> Host {
+    let (name, v4, v6) = (host.name(), host.v4(), host.v6());
     ip::batch(
         Some("node"),
         &format!(
@@ -90,10 +105,28 @@ pub(crate) fn outside(name: &str, number: u16, runtime: &Handle) -> Host {
 pub(crate) fn empty(name: &str, addresses: (Ipv4Addr, Ipv6Addr), runtime: &Handle) -> Host {
     // `ip -n` would do it in a mount namespace that nobody else sees.
     ip::batch(None, &format!("netns add {name}"));
+    bare(name, addresses, runtime)
+}
+
+/// A netns that has its name already, with nothing but `lo`.
+fn bare(name: &str, addresses: (Ipv4Addr, Ipv6Addr), runtime: &Handle) -> Host {
     let host = Host::open(name, addresses, runtime.clone());
     quieten(&host);
     host.ip("link set lo up");
     host
+}
+
+/// A process with a user namespace and a netns of its own; it ends when its netns has a name.
+fn in_user_namespace() -> u32 {
+    let mut process = Command::new("unshare");
+    process.args(["--user", "--map-root-user", "--net", "sh", "-c", "echo; exec sleep 2"]);
+    let mut process = process.stdout(Stdio::piped()).spawn().expect("unshare(1)");
+    let mut said = String::new();
+    let mut stdout = BufReader::new(process.stdout.take().expect("a pipe"));
+    stdout.read_line(&mut said).expect("a line when it is there");
+    let pid = process.id();
+    thread::spawn(move || process.wait());
+    pid
 }
 
 /// No address that is tentative for a second, no reverse path filter, no redirect past the router.

@@ -41,8 +41,13 @@ pub struct Behaviour {
     pub ack_delay: Duration,
     /// Never acks.
     pub silent: bool,
+    /// Is silent, slow or garbled only after this many requests: the introduction and the end of an empty
+    /// snapshot are two.
+    pub sane_for: u32,
     /// Refuses these pods with these texts.
     pub nack: Vec<(String, String)>,
+    /// Says nothing to these pods.
+    pub ignore: Vec<String>,
     /// Ends at the Nth request, the introduction being the first.
     pub die_after: Option<u32>,
     /// Answers with what is no message.
@@ -56,7 +61,7 @@ pub struct Behaviour {
 impl Behaviour {
     /// Whether it can be expected to finish its snapshot.
     fn is_sane(&self) -> bool {
-        !self.silent && !self.garbage && self.die_after.is_none()
+        self.sane_for >= 2 || !self.silent && !self.garbage && self.die_after.is_none()
     }
 
     fn arguments(&self) -> Vec<String> {
@@ -70,6 +75,8 @@ impl Behaviour {
         let switches = switches.iter().filter(|(set, _)| *set).map(|(_, name)| (*name).to_owned());
         let mut arguments: Vec<_> = switches.collect();
         arguments.push(format!("--ack-delay={}", self.ack_delay.as_millis()));
+        arguments.push(format!("--sane-for={}", self.sane_for));
+        arguments.extend(self.ignore.iter().map(|pod| format!("--ignore={pod}")));
         arguments.extend(self.tunnel.iter().map(|ip| format!("--tunnel={ip}")));
         arguments.extend(self.nack.iter().map(|(pod, text)| format!("--nack={pod}={text}")));
         arguments.extend(self.services.iter().map(|(vip, endpoint)| format!("--service={vip}={endpoint}")));
@@ -86,6 +93,8 @@ impl Behaviour {
 pub struct Ztunnel {
     host: Host,
     behaviour: Behaviour,
+    /// Of the real one.
+    binary: Option<PathBuf>,
     socket: PathBuf,
     directory: PathBuf,
     agent: Arc<Agent>,
@@ -97,15 +106,17 @@ impl Ztunnel {
     pub(crate) fn start(
         host: Host,
         behaviour: Behaviour,
+        binary: Option<PathBuf>,
         socket: &Path,
         directory: &Path,
         agent: &Arc<Agent>,
     ) -> Self {
         let events = Journal::default();
-        let process = start(&host, command(&behaviour, socket, directory), &events);
+        let process = start(&host, command(binary.as_deref(), &behaviour, socket, directory), &events);
         let ztunnel = Self {
             host,
             behaviour,
+            binary,
             socket: socket.to_owned(),
             directory: directory.to_owned(),
             agent: Arc::clone(agent),
@@ -118,7 +129,7 @@ impl Ztunnel {
 
     /// Whether it is the real ztunnel: [`Behaviour`] and the events of connections are limited then.
     pub fn is_real(&self) -> bool {
-        real::binary().is_some()
+        self.binary.is_some()
     }
 
     /// Process id.
@@ -131,6 +142,11 @@ impl Ztunnel {
     pub fn saw(&self) -> Saw {
         self.flush();
         Saw::new(self.events.all())
+    }
+
+    /// Uids of the pods that it has begun to serve, in order. Only the stand-in tells.
+    pub fn added(&self) -> Vec<String> {
+        self.saw().events().iter().filter_map(Event::added).map(str::to_owned).collect()
     }
 
     /// Forgets everything it has told until now.
@@ -156,9 +172,12 @@ impl Ztunnel {
 
     /// SIGKILL. Returns when it is gone and the agent has noticed.
     pub fn kill(&self) {
-        let before = self.ends();
+        let before = self.agent.notes().all();
         self.process().kill();
-        self.agent.notes().wait_within(NOTICE, |notes| (ends(notes) > before).then_some(()));
+        // It may be connected to an agent in a process of its own.
+        if connections(&before) > ends(&before) {
+            self.agent.notes().wait_within(NOTICE, |notes| (ends(notes) > ends(&before)).then_some(()));
+        }
     }
 
     /// SIGTERM. Returns at once: listeners close now, connections within 5 s.
@@ -175,7 +194,7 @@ impl Ztunnel {
     pub fn restart(&self) {
         assert!(self.process().status().is_some(), "ztunnel still runs");
         let before = self.snapshots();
-        let command = command(&self.behaviour, &self.socket, &self.directory);
+        let command = command(self.binary.as_deref(), &self.behaviour, &self.socket, &self.directory);
         let process = start(&self.host, command, &self.events);
         *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
         self.wait_until_ready(before);
@@ -214,10 +233,6 @@ impl Ztunnel {
     fn snapshots(&self) -> usize {
         self.events.all().iter().filter(|event| **event == Event::Ready).count()
     }
-
-    fn ends(&self) -> usize {
-        ends(&self.agent.notes().all())
-    }
 }
 
 impl Drop for Ztunnel {
@@ -241,13 +256,18 @@ fn start(host: &Host, command: Command, events: &Journal<Event>) -> Process {
     Process::start(host, command, move |line| hear(&line, &events)).0
 }
 
-fn command(behaviour: &Behaviour, socket: &Path, directory: &Path) -> Command {
-    if let Some(binary) = real::binary() {
-        return real::command(&binary, behaviour, socket, directory);
+fn command(binary: Option<&Path>, behaviour: &Behaviour, socket: &Path, directory: &Path) -> Command {
+    if let Some(binary) = binary {
+        return real::command(binary, behaviour, socket, directory);
     }
     let mut command = Command::new(process::program("stand_in"));
     command.arg("--socket").arg(socket).args(behaviour.arguments());
     command
+}
+
+fn connections(notes: &[Note]) -> usize {
+    let begun = |note: &&Note| matches!(note, Note::Connected(_) | Note::Rejected { .. });
+    notes.iter().filter(begun).count()
 }
 
 fn ends(notes: &[Note]) -> usize {

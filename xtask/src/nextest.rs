@@ -40,6 +40,11 @@ impl BuiltTests {
             metadata: directory.join("metadata.json"),
         };
 
+        // The agent and the plugin that the tests start as processes.
+        let mut programs = workspace.cargo();
+        programs.args("build --locked --package culvert-agent --package culvert-cni --bins".split(' '));
+        exec::run(programs.env("EBPF_OBJECTS_REQUIRED", "1"))?;
+
         let mut list = workspace.command(&built.nextest);
         list.args(["nextest", "list", "--locked", "--package", "culvert-tests"])
             .args(["--list-type", "binaries-only", "--message-format", "json"])

@@ -9,6 +9,12 @@ pub struct Faults {
     /// Never ack
     #[arg(long)]
     pub silent: bool,
+    /// Be silent, slow or garbled only after this many requests
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub sane_for: u32,
+    /// Never ack an add of this workload; may be repeated
+    #[arg(long, value_name = "UID")]
+    pub ignore: Vec<String>,
     /// Refuse this workload with this text; may be repeated
     #[arg(long, value_name = "UID=TEXT")]
     pub nack: Vec<String>,

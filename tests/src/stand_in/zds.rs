@@ -68,7 +68,10 @@ impl Client {
             if faults.die_after == Some(self.requests) {
                 bail!("ending at request {}, as asked", self.requests);
             }
-            let (silent, garbage, delay) = (faults.silent, faults.garbage, faults.ack_delay);
+            let sane = self.requests <= faults.sane_for;
+            let ignored = matches!(&request, Request::Add { uid, .. } if faults.ignore.iter().any(|own| own == uid.as_str()));
+            let silent = ignored || faults.silent && !sane;
+            let (garbage, delay) = (faults.garbage && !sane, if sane { 0 } else { faults.ack_delay });
             let (ack, opened) = self.answer(request, netns);
             if silent {
                 continue;
