@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Loading programs takes its time on a busy machine.
-const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(60);
 const GLANCE: Duration = Duration::from_millis(5);
 /// Its pages; the second of two on one node has another, as two pods have netns of their own.
 const PORT: u16 = 15014;

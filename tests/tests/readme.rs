@@ -9,7 +9,7 @@ use std::{
 };
 
 use culvert_abi::Counter;
-use culvert_tests::{Family, Lab};
+use culvert_tests::{Family, Lab, troubleshooting};
 
 /// Shorter words are numbers in hex.
 const SHORTEST_NAME: usize = 3;
@@ -133,5 +133,32 @@ fn the_readmes_commands_print_what_it_shows() {
         assert!(output.status.success() && said.is_empty(), "{command}: {}: {said}", output.status);
         assert!(!printed.trim().is_empty(), "{command} prints nothing");
         assert_eq!(names(&printed), names(shown), "{command} prints\n{printed}");
+    }
+}
+
+#[test]
+fn the_readme_names_files_of_an_add_that_exist() {
+    let readme = read("README.md");
+    let steps = section(&readme, "### How an ADD works");
+    let files: Vec<_> = steps.split('`').filter(|word| word.starts_with("userspace/")).collect();
+    assert!(files.len() >= 6, "{files:?}");
+    for file in files {
+        read(file);
+    }
+}
+
+/// Each failure that a test sees must be a row ([`Ended::fails`](culvert_tests::Ended::fails)); here the
+/// other way round.
+#[test]
+fn each_row_about_a_failed_add_is_the_message_of_a_test() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/add");
+    let files = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let tests: String = files.map(|path| fs::read_to_string(path).unwrap()).collect();
+    // A string literal goes on after a backslash at the end of a line.
+    let tests: String = tests.split("\\\n").map(str::trim_start).collect();
+    let messages = troubleshooting::messages();
+    assert!(messages.len() > 15, "{messages:?}");
+    for message in messages {
+        assert!(tests.contains(&format!("{message:?}")), "no test has the message {message:?}");
     }
 }

@@ -11,6 +11,7 @@
 //! nothing half done.
 
 mod attachment;
+mod check;
 mod failure;
 mod order;
 mod path;
@@ -36,10 +37,11 @@ use std::{
 };
 
 use culvert_cni::answer::StepTime;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use attachment::Attachment;
+pub use check::Captured;
 pub use failure::{Failure, Step};
 pub use path::HostPaths;
 pub use redirect::Redirect;
@@ -59,8 +61,9 @@ use table::{Detached, Pending, State, Table};
 /// After its deadline an ADD is answered at the latest after this, though its undoing may go on.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// How long a probe of a CHECK may wait for its answer: the plugin waits one second for ours.
-const CHECK_PROBE: Duration = Duration::from_millis(300);
+/// How long the answer of an ADD that failed waits for its undoing, which a ztunnel may delay that lets go
+/// of nothing.
+const UNDOING: Duration = Duration::from_millis(300);
 
 /// A pod that is about to start.
 #[derive(Clone, Debug)]
@@ -86,17 +89,6 @@ pub enum Removal {
     Unknown,
     /// It is gone, or will be.
     Removed,
-}
-
-/// What a look at an attachment found.
-#[derive(Debug)]
-pub enum Captured {
-    /// No such attachment.
-    Unknown,
-    /// It is captured, or cannot be shown not to be.
-    Yes,
-    /// A connection of it was not captured.
-    No(crate::self_test::Error),
 }
 
 /// See the module.
@@ -182,8 +174,9 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
     }
 
     async fn add_counted(self: &Arc<Self>, add: Add, progress: &Progress) -> Result<(), Failure> {
-        let _turn =
+        let turn =
             progress.run(Step::Turn, progress.wait(Step::Turn, self.order.enter(&add.pod.uid))).await?;
+        let pod = add.pod.clone();
         let sandbox = progress.run(Step::Netns, self.open(add)).await?;
         let is_known = self.table().enrolled(sandbox.cookie).is_some();
         let sandbox = Arc::new(sandbox);
@@ -199,7 +192,16 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
             Err(failure) => {
                 // A sandbox that was in the mesh before stays so: this ADD was not the one that took it in.
                 if !is_known {
-                    self.take_out(&sandbox).await;
+                    let undone = self.tasks.spawn({
+                        let this = Arc::clone(self);
+                        async move {
+                            let _turn = turn;
+                            this.take_out(&sandbox).await;
+                        }
+                    });
+                    if timeout(UNDOING, undone).await.is_err() {
+                        tracing::debug!(%pod, uid = pod.uid, "the undoing of an ADD goes on after its answer");
+                    }
                 }
                 Err(failure)
             }
@@ -329,29 +331,6 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
             tracing::info!(%attachment, "the runtime's garbage collection does not know an attachment");
             self.del(attachment).await;
         }
-    }
-
-    /// Whether an attachment is captured, by another self-test.
-    pub async fn check(self: &Arc<Self>, named: &Attachment) -> Captured {
-        let sandboxes: Vec<_> =
-            self.table().covered(named).map(|sandbox| Arc::new(sandbox.clone())).collect();
-        if sandboxes.is_empty() {
-            return Captured::Unknown;
-        }
-        for sandbox in sandboxes {
-            let tested = self.blocking(Step::SelfTest, &sandbox, |this, sandbox| {
-                Ok(this.redirect.self_test(&sandbox.netns, &sandbox.addresses(), CHECK_PROBE)?)
-            });
-            match tested.await {
-                Err(Failure::SelfTest(error @ crate::self_test::Error::NotCaptured { .. })) => {
-                    sandbox.warn("a pod of the mesh is not captured", &error);
-                    return Captured::No(error);
-                }
-                Err(error) => sandbox.warn("cannot tell whether a pod is captured", &error),
-                Ok(()) => {}
-            }
-        }
-        Captured::Yes
     }
 
     /// The way to ztunnel.

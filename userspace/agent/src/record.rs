@@ -86,20 +86,28 @@ pub struct Records {
 impl Records {
     /// Makes the directory if needed, mode 0700.
     pub fn open(directory: PathBuf) -> Result<Self, Error> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&directory)
-            .map_err(failed("create", &directory))?;
-        Ok(Self { directory })
+        let records = Self { directory };
+        records.make_directory().map_err(failed("create", &records.directory))?;
+        Ok(records)
     }
 
-    /// Writes or replaces a record in one step. Not synced: no reboot is survived.
+    fn make_directory(&self) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)
+    }
+
+    /// Writes or replaces a record in one step. Not synced: no reboot is survived. A directory that
+    /// somebody removed is made again.
     pub fn write(&self, record: &Record) -> Result<(), Error> {
         let path = self.path(record.cookie);
         let failed = |source| failed("write", &path)(source);
-        let mut file =
-            tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(&self.directory).map_err(failed)?;
+        let temporary = || tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(&self.directory);
+        let mut file = match temporary() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.make_directory().and_then(|()| temporary())
+            }
+            made => made,
+        }
+        .map_err(failed)?;
         let text =
             serde_json::to_vec(&File { version: VERSION, record }).map_err(|error| failed(error.into()))?;
         file.write_all(&text).map_err(failed)?;
@@ -110,8 +118,14 @@ impl Records {
     /// Removes a record. There may be none.
     pub fn remove(&self, cookie: u64) -> Result<(), Error> {
         let path = self.path(cookie);
+        // unlink(2) of nothing fails on a read-only file system.
+        if matches!(path.try_exists(), Ok(false)) {
+            return Ok(());
+        }
         match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", &path)(error)),
+            Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Err(failed("remove", &path)(error))
+            }
             _ => Ok(()),
         }
     }
@@ -225,14 +239,28 @@ pub(crate) mod tests {
     fn only_root_reads_them() {
         let (_directory, records) = records();
         records.write(&record(7)).unwrap();
+        only_root_may_use(&records);
+    }
+
+    fn only_root_may_use(records: &Records) {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&records.directory), mode(&records.path(7))), (0o700, 0o600));
     }
 
     #[test]
-    fn a_directory_that_went_away_is_an_error_that_names_it() {
+    fn a_directory_that_went_away_is_made_again() {
         let (_directory, records) = records();
         fs::remove_dir(&records.directory).unwrap();
+        records.write(&record(7)).unwrap();
+        assert_eq!(records.read().unwrap(), [record(7)]);
+        only_root_may_use(&records);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_an_error_that_names_the_file() {
+        let (_directory, records) = records();
+        fs::remove_dir(&records.directory).unwrap();
+        fs::write(&records.directory, "in the way").unwrap();
         let error = records.write(&record(7)).unwrap_err().to_string();
         assert!(error.contains("pods/7.json"), "{error}");
     }

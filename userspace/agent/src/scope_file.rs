@@ -20,9 +20,9 @@ impl ScopeFile {
         Self { path }
     }
 
-    /// Writes the file if it says something else. What cannot be written is a reason not to be ready:
-    /// the plugin would go by an older scope.
-    pub async fn update(&self, namespaces: BTreeSet<String>, readiness: &Readiness) {
+    /// Writes the file if it says something else; whether it is right now. What cannot be written is a
+    /// reason not to be ready: the plugin would go by an older scope.
+    pub async fn update(&self, namespaces: BTreeSet<String>, readiness: &Readiness) -> bool {
         let path = self.path.clone();
         let written = tokio::task::spawn_blocking(move || {
             if Scope::read(&path).is_ok_and(|scope| scope.namespaces == namespaces) {
@@ -32,14 +32,19 @@ impl ScopeFile {
             Scope::new(namespaces, boot.map(|boot| boot.trim().to_owned())).write(&path)
         });
         match written.await {
-            Ok(Ok(())) => readiness.clear(REASON),
+            Ok(Ok(())) => {
+                readiness.clear(REASON);
+                true
+            }
             Ok(Err(error)) => {
                 tracing::error!(%error, "the scope file is out of date");
                 readiness.report(REASON, error.to_string());
+                false
             }
             Err(error) => {
                 tracing::error!(%error, "writing the scope file panicked");
                 readiness.report(REASON, error.to_string());
+                false
             }
         }
     }

@@ -13,7 +13,7 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use culvert_abi::Counter;
@@ -26,6 +26,9 @@ const NOBODY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const NOBODY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1));
 /// Discard; the probe never gets there.
 const PORT: u16 = 9;
+/// How long the first of several SYNs is given.
+const FIRST: Duration = Duration::from_millis(100);
+
 /// Why a pod does not count as captured.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -62,6 +65,13 @@ pub enum Error {
     Dataplane(#[from] culvert_dataplane::Error),
 }
 
+impl Error {
+    /// Whether it shows that the pod is not captured, whatever ztunnel does.
+    pub const fn is_no_capture(&self) -> bool {
+        matches!(self, Self::NotCaptured { .. } | Self::NoLoop { .. })
+    }
+}
+
 /// Probes each family that the pod has an address of, each for at most `patience`: the answer comes at
 /// once unless the kernel has no time. A family without a route has nothing to capture.
 pub fn run(
@@ -73,9 +83,27 @@ pub fn run(
     let has = |is_family: fn(&IpAddr) -> bool| addresses.iter().any(is_family);
     let families = [(has(IpAddr::is_ipv4), NOBODY_V4), (has(IpAddr::is_ipv6), NOBODY_V6)];
     for (_, nobody) in families.into_iter().filter(|(present, _)| *present) {
-        probe(dataplane, netns, SocketAddr::new(nobody, PORT), patience)?;
+        insist(dataplane, netns, SocketAddr::new(nobody, PORT), patience)?;
     }
     Ok(())
+}
+
+/// A SYN may get lost, and the kernel repeats it only after a second.
+fn insist(
+    dataplane: &Dataplane,
+    netns: &Netns,
+    destination: SocketAddr,
+    patience: Duration,
+) -> Result<(), Error> {
+    let (start, mut wait) = (Instant::now(), FIRST);
+    loop {
+        let probed = probe(dataplane, netns, destination, wait);
+        let left = patience.saturating_sub(start.elapsed());
+        match probed {
+            Err(Error::NotCaptured { .. }) if !left.is_zero() => wait = (wait * 2).min(left),
+            probed => return probed,
+        }
+    }
 }
 
 fn probe(
@@ -91,12 +119,21 @@ fn probe(
     let moved = |counter| after.get(counter) > before.get(counter);
     match connected {
         Ok(()) if moved(Counter::LookupCaptured) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Error::Refused { destination }),
+        Err(error)
+            if is_refused(&error)
+                && (moved(Counter::RefusedOutbound) || moved(Counter::LookupRefusedOutbound)) =>
+        {
+            Err(Error::Refused { destination })
+        }
         Err(error) if is_no_route(&error) && moved(Counter::CapturedOutbound) => {
             Err(Error::NoLoop { destination })
         }
-        Err(error) if is_no_route(&error) => Ok(()),
-        Err(source) if source.kind() != io::ErrorKind::TimedOut => Err(Error::Probe { destination, source }),
+        Err(error) if is_no_route(&error) && !netns.run(|| has_route(destination))? => Ok(()),
+        Err(source)
+            if !is_refused(&source) && !is_no_route(&source) && source.kind() != io::ErrorKind::TimedOut =>
+        {
+            Err(Error::Probe { destination, source })
+        }
         Ok(()) | Err(_) => {
             let names: Vec<_> =
                 Counter::ALL.into_iter().filter(|counter| moved(*counter)).map(Counter::name).collect();
@@ -112,6 +149,19 @@ fn connect(destination: SocketAddr, patience: Duration) -> io::Result<()> {
     socket.set_tcp_quickack(false)?;
     socket.set_linger(Some(Duration::ZERO))?;
     socket.connect_timeout(&destination.into(), patience)
+}
+
+/// A router's word is none about the pod: this asks the pod's own tables, and sends nothing.
+fn has_route(destination: SocketAddr) -> bool {
+    let connect = || {
+        let socket = Socket::new(Domain::for_address(destination), Type::DGRAM, None)?;
+        socket.connect(&destination.into())
+    };
+    !connect().is_err_and(|error| is_no_route(&error))
+}
+
+fn is_refused(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
 }
 
 /// The family has no address that may be used, or no way out of the pod.

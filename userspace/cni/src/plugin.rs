@@ -163,8 +163,8 @@ impl Plugin {
     fn explain(&mut self, refusal: Refusal) -> Refusal {
         let Refusal { code, msg, details } = refusal;
         let pod = self.pod.as_ref().map(|pod| format!("{pod}: ")).unwrap_or_default();
-        let details =
-            format!("{pod}step \"{}\" failed: {details}. What to do: {}", code.step(), code.remedy());
+        let why = if details.is_empty() { String::new() } else { format!(": {details}") };
+        let details = format!("{pod}step \"{}\" failed{why}. What to do: {}", code.step(), code.remedy());
         self.log.line(Level::Error, format!("{msg} (code {code}): {details}"));
         Refusal { code, msg, details }
     }

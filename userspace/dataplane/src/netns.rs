@@ -1,9 +1,12 @@
 //! A network namespace, by an open file descriptor.
 
 use std::{
-    fs::File,
+    fs::{File, OpenOptions},
     io,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+        unix::fs::OpenOptionsExt as _,
+    },
     path::Path,
     process, thread,
 };
@@ -25,7 +28,9 @@ impl Netns {
     /// # Errors
     /// When the path cannot be opened or is no network namespace.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let file = File::open(path).map_err(Error::path("open netns", path))?;
+        // A fifo would be waited for.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let file = file.map_err(Error::path("open netns", path))?;
         Self::from_fd(file.into()).map_err(|error| match error {
             Error::System { source, .. } => Error::Path { action: "enter netns", path: path.into(), source },
             other => other,

@@ -11,6 +11,7 @@ use crate::{
     event::{Cause, Event, report},
     owner::{Entry, Introduction, Owner},
     retry::Retries,
+    suspects::Suspects,
     wire::Ack,
     ztunnels::{Registration, Registry, Request, Verb},
 };
@@ -45,6 +46,7 @@ pub(crate) async fn run<O: Owner>(
         channel: &mut channel,
         owner,
         registration: &mut registration,
+        suspects: &registry.suspects,
         retries: Retries::new(config.retry),
     };
     let Err(cause) = live.serve().await;
@@ -91,10 +93,12 @@ struct Live<'a, O: Owner> {
     channel: &'a mut Channel,
     owner: &'a O,
     registration: &'a mut Registration,
+    suspects: &'a Suspects,
     retries: Retries,
 }
 
 /// What came of offering a workload.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Offered {
     Added,
     Kept,
@@ -174,17 +178,26 @@ impl<O: Owner> Live<'_, O> {
     /// Sends a workload as the owner has it now. Refused adds are due again later.
     async fn offer(&mut self, uid: &WorkloadUid, phase: Phase) -> Result<Offered, Cause> {
         let (connection, entry) = (self.connection, self.owner.entry(uid));
+        let misses = self.suspects.misses(uid).filter(|_| phase == Phase::Snapshot);
         let (packet, offered) = match (&entry, phase) {
+            // Its turn comes when everybody else is served. What ztunnel serves already it keeps.
+            (Some(Entry::Workload(_)), _) if misses.is_some() => {
+                self.retries.postpone(uid, misses.unwrap_or_default());
+                (Packet::keep(uid), Offered::Kept)
+            }
             (Some(Entry::Workload(workload)), _) => (Packet::add(workload), Offered::Added),
             (Some(Entry::Keep), Phase::Snapshot) => (Packet::keep(uid), Offered::Kept),
             (Some(Entry::Keep), Phase::AfterSnapshot) | (None, _) => {
+                self.suspects.clear(uid);
                 self.retries.settle(uid);
                 return Ok(Offered::Nothing);
             }
         };
         let error = match packet {
-            Ok(packet) => match self.channel.exchange(&packet).await? {
+            Ok(packet) => match self.exchange(uid, &packet).await? {
+                Ack::Ok if offered == Offered::Kept => return Ok(offered),
                 Ack::Ok => {
+                    self.suspects.clear(uid);
                     if let Some(refusals) = self.retries.settle(uid) {
                         report(self.owner, Event::Recovered { connection, uid, refusals });
                     }
@@ -205,6 +218,15 @@ impl<O: Owner> Live<'_, O> {
         Ok(Offered::Refused)
     }
 
+    /// An add, and who it was for if it is not answered.
+    async fn exchange(&mut self, uid: &WorkloadUid, packet: &Packet) -> Result<Ack, Cause> {
+        let answer = self.channel.exchange(packet).await;
+        if let Err(Cause::NoAck) = answer {
+            self.suspects.missed(uid);
+        }
+        answer
+    }
+
     /// Serves one request of [`Ztunnels`](crate::Ztunnels).
     async fn answer(&mut self, request: Request) -> Result<(), Cause> {
         let Request { verb, uid, packet, reply } = request;
@@ -212,8 +234,13 @@ impl<O: Owner> Live<'_, O> {
             return Ok(());
         }
         let connection = self.connection;
-        let (answer, outcome) = match self.channel.exchange(&packet).await {
+        let exchanged = match verb {
+            Verb::Add => self.exchange(&uid, &packet).await,
+            Verb::Del => self.channel.exchange(&packet).await,
+        };
+        let (answer, outcome) = match exchanged {
             Ok(Ack::Ok) => {
+                self.suspects.clear(&uid);
                 self.retries.settle(&uid);
                 (Ok(()), Ok(()))
             }

@@ -35,6 +35,7 @@ mod owner;
 mod retry;
 mod server;
 mod socket_file;
+mod suspects;
 pub mod wire;
 mod ztunnels;
 

@@ -51,6 +51,12 @@ impl Retries {
         (refusals.count, pause)
     }
 
+    /// Counts what happened on earlier connections, and tries again after the pause of so many failures.
+    pub(crate) fn postpone(&mut self, uid: &WorkloadUid, failures: u32) {
+        let due = Instant::now() + self.backoff.pause(failures);
+        self.refused.insert(uid.clone(), Refusals { count: failures, due });
+    }
+
     /// Nothing is to be retried for `uid` any more; returns how often it had been refused.
     pub(crate) fn settle(&mut self, uid: &WorkloadUid) -> Option<u32> {
         self.refused.remove(uid).map(|refusals| refusals.count)

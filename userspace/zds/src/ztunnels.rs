@@ -7,7 +7,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{ConnectionId, Error, Workload, WorkloadUid, channel::Packet};
+use crate::{ConnectionId, Error, Workload, WorkloadUid, channel::Packet, suspects::Suspects};
 
 /// A request on its way to a connection's task.
 #[derive(Debug)]
@@ -56,21 +56,25 @@ impl Connected {
 
 /// The writing end, shared by the connections' tasks.
 #[derive(Clone, Debug)]
-pub(crate) struct Registry(Arc<watch::Sender<Connected>>);
+pub(crate) struct Registry {
+    connected: Arc<watch::Sender<Connected>>,
+    pub(crate) suspects: Suspects,
+}
 
 impl Registry {
     pub(crate) fn new() -> (Self, Ztunnels) {
         let (sender, connected) = watch::channel(Connected::default());
-        (Self(Arc::new(sender)), Ztunnels { connected })
+        (Self { connected: Arc::new(sender), suspects: Suspects::default() }, Ztunnels { connected })
     }
 
     pub(crate) fn register(&self, connection: ConnectionId) -> Registration {
         let (sender, queue) = mpsc::unbounded_channel();
-        self.0.send_modify(|connected| {
+        self.connected.send_modify(|connected| {
             connected.queues.insert(connection, sender);
             connected.latest = connected.latest.max(Some(connection));
         });
-        let succession = Succession { connected: self.0.subscribe(), connection, latest: Some(connection) };
+        let succession =
+            Succession { connected: self.connected.subscribe(), connection, latest: Some(connection) };
         Registration { registry: self.clone(), connection, queue, succession }
     }
 }
@@ -87,7 +91,7 @@ pub(crate) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.registry.0.send_modify(|connected| {
+        self.registry.connected.send_modify(|connected| {
             connected.queues.remove(&self.connection);
         });
     }
@@ -137,9 +141,10 @@ impl Ztunnels {
 
     /// Has the newest ztunnel serve `workload`; on `Ok` its sockets listen in the netns.
     ///
-    /// Waits for a ztunnel if there is none, and turns to another one when the connection is lost or
-    /// closed for a missed ack, all until `deadline`. A nack is final here: trying again is up to
-    /// the caller.
+    /// Waits for a ztunnel if there is none, and turns to the next one when the connection is lost, all
+    /// until `deadline`. After a missed ack only an older ztunnel is turned to: the one that missed it
+    /// will connect again, and every try holds up all others by an ack timeout. A nack is final: trying
+    /// again is up to the caller.
     ///
     /// Cancel safe: a dropped call is not sent if it has not been yet. If it has, its ack is awaited
     /// and discarded, and the workload is there until [`del`](Self::del). The same holds after
@@ -164,12 +169,19 @@ impl Ztunnels {
         loop {
             let newest = connected.wait_for(|connected| !connected.is_empty()).await.ok()?.newest()?;
             *at_deadline = Error::TimedOut { connection: newest };
-            match self.request(newest, Verb::Add, uid, packet).await {
-                Err(error @ (Error::TimedOut { .. } | Error::ConnectionLost { .. })) => *at_deadline = error,
+            let missed = match self.request(newest, Verb::Add, uid, packet).await {
+                Err(error @ (Error::TimedOut { .. } | Error::ConnectionLost { .. })) => {
+                    let missed = matches!(error, Error::TimedOut { .. });
+                    *at_deadline = error;
+                    missed
+                }
                 answer => return Some(answer.map(|()| Acked { connection: newest })),
-            }
+            };
             // It is about to go; until it has, it would be chosen again.
-            connected.wait_for(|connected| !connected.queues.contains_key(&newest)).await.ok()?;
+            let left = connected.wait_for(|connected| !connected.queues.contains_key(&newest)).await.ok()?;
+            if missed && left.newest().is_none_or(|next| next > newest) {
+                return Some(Err(Error::TimedOut { connection: newest }));
+            }
         }
     }
 

@@ -101,9 +101,11 @@ pub(super) async fn serve(app: &App, lock: Lock) -> anyhow::Result<End> {
     });
     let followed = membership::follow::follow(Arc::clone(membership), Arc::clone(&enrollment));
     spawn.until(&shutdown, "membership", followed);
+    let scope = ScopeFile::new(config.scope_file.clone());
+    // Whoever waits until we are ready to end us is to find it right.
+    membership.write_scope(&scope, readiness).await;
     spawn.until(&shutdown, "standalone file", {
         let (membership, readiness) = (Arc::clone(membership), Arc::clone(readiness));
-        let scope = ScopeFile::new(config.scope_file.clone());
         async move {
             let Err(error) = membership.follow(&scope, &readiness).await;
             tracing::error!(error = %Chain(&error), "the standalone file is not followed");

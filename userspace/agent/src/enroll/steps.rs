@@ -15,8 +15,9 @@ use tokio_util::sync::CancellationToken;
 use super::{Enrollment, Failure, Redirect, Step, Ztunnel, sandbox::Sandbox};
 use crate::{error_chain::Chain, record::Phase};
 
-/// How long a probe of an ADD may wait for its answer; the node may be busy starting pods.
-const ADD_PROBE: Duration = Duration::from_secs(1);
+/// How long the probes of an ADD may wait for an answer. An IPv6 address that was assigned a moment ago can be used
+/// before the kernel routes to it: that waits for linkwatch, up to a second (`net/core/link_watch.c`).
+const ADD_PROBE: Duration = Duration::from_secs(3);
 
 /// What the steps of an ADD took, in order.
 pub type StepTimes = Vec<(Step, Duration)>;
@@ -109,12 +110,14 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
             .run(Step::Ztunnel, async {
                 let start = Instant::now();
                 let add = self.ztunnel.add(sandbox.workload(), progress.deadline);
-                tokio::select! {
+                let added = tokio::select! {
                     biased;
-                    () = progress.cancel.cancelled() => Err(Failure::Cancelled { step: Step::Ztunnel }),
-                    result = add => {
-                        result.map_err(|source| Failure::Ztunnel { waited: start.elapsed(), source })
-                    }
+                    () = progress.cancel.cancelled() => return Err(Failure::Cancelled { step: Step::Ztunnel }),
+                    added = add => added,
+                };
+                match added {
+                    Ok(()) => Ok(()),
+                    Err(source) => Err(self.why_refused(sandbox, start.elapsed(), source).await),
                 }
             })
             .await?;
@@ -143,6 +146,26 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
                 .await
             })
             .await
+    }
+
+    /// Somebody who listens on a port of ztunnel's makes its bind(2) fail, and it does not say where.
+    async fn why_refused(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox<R::Netns>>,
+        waited: Duration,
+        source: culvert_zds::Error,
+    ) -> Failure {
+        if matches!(source, culvert_zds::Error::Nacked { .. }) {
+            let checked = self.blocking(Step::Attach, sandbox, |this, sandbox| {
+                this.redirect.check_listeners(&sandbox.netns).map_err(Failure::Attach)
+            });
+            if let Err(reason @ Failure::Attach(culvert_dataplane::Error::ForeignListener { .. })) =
+                checked.await
+            {
+                return reason;
+            }
+        }
+        Failure::Ztunnel { waited, source }
     }
 
     /// Takes a sandbox out of the mesh, as far as it had come in: capture ends, ztunnel closes its

@@ -23,6 +23,9 @@ use crate::{enroll::Pod, error_chain::Chain, readiness::Readiness, scope_file::S
 /// Editors write, rename and touch; all of it is one change.
 const QUIET: Duration = Duration::from_millis(50);
 
+/// After a scope file could not be written.
+const AGAIN: Duration = Duration::from_secs(2);
+
 /// Why the file cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -80,10 +83,18 @@ impl Standalone {
         loop {
             // Also at the beginning: it may have changed before it was watched.
             self.reload(readiness);
-            scope.update(self.current().scope(&self.rule), readiness).await;
-            changed.notified().await;
-            tokio::time::sleep(QUIET).await;
+            if self.write_scope(scope, readiness).await {
+                changed.notified().await;
+                tokio::time::sleep(QUIET).await;
+            } else {
+                drop(tokio::time::timeout(AGAIN, changed.notified()).await);
+            }
         }
+    }
+
+    /// Brings the scope file in step; whether it is.
+    pub async fn write_scope(&self, scope: &ScopeFile, readiness: &Readiness) -> bool {
+        scope.update(self.current().scope(&self.rule), readiness).await
     }
 
     fn reload(&self, readiness: &Readiness) {

@@ -122,6 +122,45 @@ async fn an_add_whose_ztunnel_misses_the_ack_goes_to_the_other() {
 }
 
 #[tokio::test]
+async fn an_add_whose_ack_was_missed_does_not_hold_up_the_next_connection() {
+    let mut lab = Lab::with(|config| config.ack_timeout = SOON);
+    let (ztunnel, _) = Ztunnel::ready(&mut lab).await;
+    let (poison, next) = (lab.add("poison"), lab.add("next"));
+    ztunnel.expect(add("poison")).await;
+    assert!(matches!(joined(poison).await, Err(Error::TimedOut { .. })));
+    // The poison is not sent again, or this would be in vain.
+    let again = Ztunnel::hello(&lab).await.serve();
+    joined(next).await.unwrap();
+    lab.shutdown.cancel();
+    joined(again).await;
+}
+
+#[tokio::test]
+async fn a_workload_whose_ack_was_missed_waits_until_all_others_are_served() {
+    let mut lab = Lab::with(|config| config.ack_timeout = SOON);
+    for uid in ["a", "b", "c"] {
+        lab.node.put(uid);
+    }
+    let ztunnel = Ztunnel::hello(&lab).await;
+    ztunnel.expect(add("a")).await;
+    ztunnel.closed().await;
+    let ztunnel = Ztunnel::hello(&lab).await;
+    // It may serve it since an earlier time.
+    ztunnel.take(keep("a")).await;
+    for uid in ["b", "c"] {
+        ztunnel.take(add(uid)).await;
+    }
+    ztunnel.take(Request::SnapshotSent).await;
+    ztunnel.take(add("a")).await;
+    drop(ztunnel);
+    let ztunnel = Ztunnel::hello(&lab).await;
+    for uid in ["a", "b", "c"] {
+        ztunnel.take(add(uid)).await;
+    }
+    lab.seen(Seen::connected).await;
+}
+
+#[tokio::test]
 async fn an_add_whose_only_ztunnel_dies_waits_for_the_next() {
     let mut lab = Lab::new();
     let (ztunnel, _) = Ztunnel::ready(&mut lab).await;

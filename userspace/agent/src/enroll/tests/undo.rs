@@ -29,7 +29,9 @@ async fn a_record_that_cannot_be_written_fails_the_add() {
     let node = Node::new();
     let pods = node.directory.path().join("pods");
     std::fs::remove_dir(&pods).unwrap();
+    std::fs::write(&pods, "in the way").unwrap();
     assert_eq!(node.add("u1", "c1").await.unwrap_err().code(), Code::TryLater);
+    std::fs::remove_file(&pods).unwrap();
     std::fs::create_dir(&pods).unwrap();
     node.assert_clean();
 }
