@@ -6,6 +6,7 @@ mod cancel;
 mod files;
 mod netns;
 mod restart;
+mod storm;
 mod traffic;
 mod variants;
 mod verbs;

@@ -1,8 +1,18 @@
 //! The agent ends, is killed, is replaced: enrolled pods stay in the mesh, half-enrolled ones do not exist.
 
-use std::fs;
+use std::{fs, thread, time::Duration};
 
 use culvert_tests::{Behaviour, Lab, Pod, Ztunnel, while_connecting};
+use nix::sys::signal::Signal;
+use std::os::unix::process::ExitStatusExt as _;
+
+/// Multiplier of Knuth's MMIX generator.
+const LCG: u64 = 6_364_136_223_846_793_005;
+/// A storm of ADDs takes about as long.
+const STORM: Duration = Duration::from_millis(150);
+const PODS: usize = 8;
+const LOST: &str =
+    "the culvert agent is not there; … is in the scope of the mesh, so the pod may not start alone";
 
 fn expect_captured(pod: &Pod, server: &Pod, ztunnel: &Ztunnel) {
     ztunnel.forget();
@@ -143,4 +153,53 @@ fn a_new_agent_that_ends_gives_the_node_back_to_the_old_one() {
         expect_captured(pod, &server, &ztunnel);
     }
     assert_eq!(old.dump().len(), 2);
+}
+
+/// Killed in the middle of storms: a pod whose ADD succeeded is enrolled, one whose ADD failed is gone after
+/// the runtime's DEL, and all of them can be added again.
+fn killed_in_storms(rounds: std::ops::Range<u64>) {
+    let lab = Lab::bare();
+    let _ztunnel = lab.start_stand_in(Behaviour::default());
+    let pods: Vec<_> = (0..PODS).map(|number| lab.pod(&format!("p{number}"))).collect();
+    let before: Vec<_> = pods.iter().map(|pod| pod.footprint()).collect();
+    let all: Vec<_> = pods.iter().collect();
+    for round in rounds {
+        let agent = lab.start_node_agent();
+        let adds: Vec<_> = pods.iter().map(|pod| agent.runtime(pod).begin("ADD")).collect();
+        let part = (round.wrapping_add(1).wrapping_mul(LCG) >> 33) as u32 % 1000;
+        thread::sleep(STORM * part / 1000);
+        agent.kill();
+        assert_eq!(agent.wait_for_exit().signal(), Some(Signal::SIGKILL as i32));
+        let ended: Vec<_> = adds.into_iter().map(|add| add.end()).collect();
+        let agent = lab.start_node_agent();
+        for (pod, ended) in pods.iter().zip(&ended) {
+            if ended.status.success() {
+                agent.runtime(pod).check().succeeds();
+                assert!(!agent.traces_of(pod).is_empty(), "round {round}: {} is not enrolled", pod.name());
+            } else {
+                ended.fails(11, LOST);
+            }
+            agent.del(pod);
+        }
+        for (pod, before) in pods.iter().zip(&before) {
+            agent.expect_no_trace(pod, before);
+        }
+        assert_eq!(agent.traces_of_all(&all), [""; 0]);
+        assert_eq!((agent.dump().len(), agent.records().len()), (0, 0), "round {round}");
+        agent.kill();
+    }
+    let agent = lab.start_node_agent();
+    for pod in &pods {
+        agent.add(pod);
+    }
+}
+
+#[test]
+fn an_agent_killed_at_fifteen_moments_of_an_add_storm_leaves_no_half_enrolled_pod() {
+    killed_in_storms(0..15);
+}
+
+#[test]
+fn an_agent_killed_at_fifteen_more_moments_leaves_no_half_enrolled_pod() {
+    killed_in_storms(15..30);
 }

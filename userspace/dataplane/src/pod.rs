@@ -166,6 +166,8 @@ impl Dataplane {
     pub fn restore(&self, netns: &Netns) -> Result<Restored, Error> {
         let cookie = netns.cookie();
         let Some(entry) = self.maps.pod(cookie)? else {
+            // A process that was killed while it registered the netns may have begun with the other maps.
+            self.forget(cookie)?;
             return Ok(Restored::Complete);
         };
         if entry.state == INTRODUCTION || entry.state == ACTIVE {
