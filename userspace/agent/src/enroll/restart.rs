@@ -1,6 +1,6 @@
 //! What an earlier agent left: served again from records and pins alone.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -68,13 +68,14 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
 
     fn find(&self, record: &Record) -> Found<R::Netns> {
         let Record { pod, cookie, .. } = record;
-        let opened = self
-            .redirect
-            .open(&record.netns)
-            .ok()
-            .and_then(|netns| Sandbox::new::<R>(pod.clone(), record.netns.clone(), netns).ok());
-        let Some(mut sandbox) = opened.filter(|found| (found.cookie, found.id) == (*cookie, record.netns_id))
-        else {
+        let open = |path: &Path| {
+            let netns = self.redirect.open(path).ok()?;
+            let sandbox = Sandbox::new::<R>(pod.clone(), path.to_owned(), netns).ok()?;
+            Some(sandbox).filter(|found| (found.cookie, found.id) == (*cookie, record.netns_id))
+        };
+        // The path may be a process that has ended, or unmounted: a pod that may still send stays captured.
+        let opened = open(&record.netns).or_else(|| open(&self.netns_by_process(record.netns_id)?));
+        let Some(mut sandbox) = opened else {
             tracing::info!(%pod, uid = pod.uid, netns = cookie, path = %record.netns.display(), "a recorded netns is gone; the pod left the mesh");
             let forgotten = self.redirect.forget(*cookie).map_err(Failure::Attach);
             if let Err(error) = forgotten.and_then(|()| Ok(self.records.remove(*cookie)?)) {
