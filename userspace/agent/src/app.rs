@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admin::{self, Pages},
     config::Config,
-    membership::standalone::Standalone,
+    membership::{Source, kubernetes::Kubernetes, standalone::Standalone},
     metrics::Metrics,
     ownership::Lock,
     readiness::Readiness,
@@ -36,18 +36,18 @@ use tenure::End;
 const OWNERSHIP: &str = "node";
 
 /// What lives as long as the process.
-struct App {
+struct App<M> {
     config: Config,
     levels: Arc<Levels>,
     readiness: Arc<Readiness>,
     metrics: Arc<Metrics>,
-    membership: Arc<Standalone>,
+    membership: Arc<M>,
     /// Those of the present tenure.
     ztunnels: Arc<Mutex<Option<Ztunnels>>>,
     stop: CancellationToken,
 }
 
-impl App {
+impl<M: Source> App<M> {
     fn show(&self, ztunnels: Option<Ztunnels>) {
         *self.ztunnels.lock().unwrap_or_else(PoisonError::into_inner) = ztunnels;
     }
@@ -57,13 +57,37 @@ impl App {
 pub async fn run(config: Config, levels: Arc<Levels>) -> anyhow::Result<()> {
     let stop = stop_on_signals()?;
     refuse_beside_istio(&config.istio_socket).await?;
-    let membership = Standalone::read(config.standalone.clone(), config.rule()?)?;
     make_directory(&config.run_dir)?;
+    let (rule, metrics) = (config.rule()?, Arc::new(Metrics::default()));
+    match (&config.standalone, &config.node_name) {
+        (Some(file), _) => {
+            let membership = Standalone::read(file.clone(), rule)?;
+            run_with(Arc::new(membership), config, levels, metrics, stop).await
+        }
+        (None, Some(node)) => {
+            let kubeconfig = config.kubeconfig.as_deref();
+            let membership =
+                Kubernetes::connect(kubeconfig, node.clone(), rule, Arc::clone(&metrics)).await?;
+            run_with(Arc::new(membership), config, levels, metrics, stop).await
+        }
+        (None, None) => {
+            bail!("the node's name is not known: set NODE_NAME from spec.nodeName, or give --node-name")
+        }
+    }
+}
+
+async fn run_with<M: Source>(
+    membership: Arc<M>,
+    config: Config,
+    levels: Arc<Levels>,
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let app = App {
         levels,
         readiness: Arc::default(),
-        metrics: Arc::default(),
-        membership: Arc::new(membership),
+        metrics,
+        membership,
         ztunnels: Arc::default(),
         stop: stop.clone(),
         config,
@@ -120,7 +144,7 @@ fn make_directory(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("make {} for root only", path.display()))
 }
 
-fn pages(app: &App) -> Pages {
+fn pages<M>(app: &App<M>) -> Pages {
     let ztunnels = Arc::clone(&app.ztunnels);
     Pages {
         readiness: Arc::clone(&app.readiness),

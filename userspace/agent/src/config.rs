@@ -14,8 +14,16 @@ use crate::membership::{
 #[command(name = "culvert-agent", version)]
 pub struct Config {
     /// Without Kubernetes: who is in the mesh, as a YAML file that is watched
-    #[arg(long, env = "CULVERT_STANDALONE", value_name = "FILE")]
-    pub standalone: PathBuf,
+    #[arg(long, env = "CULVERT_STANDALONE", value_name = "FILE", conflicts_with = "kubeconfig")]
+    pub standalone: Option<PathBuf>,
+
+    /// Way to the API server [default: that of a pod: KUBERNETES_SERVICE_HOST and the service account]
+    #[arg(long, env = "CULVERT_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// The node whose pods are this agent's, as spec.nodeName has it
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
 
     /// Sockets, lock and records; a directory that a reboot clears
     #[arg(long, env = "CULVERT_RUN_DIR", default_value = "/var/run/culvert", value_name = "DIR")]

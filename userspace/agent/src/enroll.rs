@@ -18,6 +18,7 @@ mod path;
 mod reap;
 mod redirect;
 mod restart;
+mod running;
 mod sandbox;
 mod steps;
 mod table;
@@ -29,7 +30,7 @@ pub(crate) mod fakes;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::IpAddr,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -284,6 +285,7 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
                     }
                 }
                 Detached::Last(sandbox) => {
+                    self.table().set_removed(cookie);
                     let sandbox = Arc::new(sandbox);
                     self.take_out(&sandbox).await;
                     tracing::info!(pod = %sandbox.pod, uid, netns = cookie, attachment = %named, "pod left the mesh");
@@ -291,28 +293,6 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
             }
         }
         self.metrics.set_sandboxes(self.count(State::Enrolled), self.count(State::Leaving));
-    }
-
-    /// Takes a pod out of the mesh that is known not to belong to it any more, while it runs: captured
-    /// connections go on until they close.
-    pub async fn withdraw(self: &Arc<Self>, uid: &str) {
-        let _turn = self.order.enter(&uid.to_owned()).await;
-        let sandboxes: Vec<_> = {
-            let table = self.table();
-            let own = table.in_state(State::Enrolled).filter(|sandbox| sandbox.pod.uid == uid);
-            own.map(|sandbox| Arc::new(sandbox.clone())).collect()
-        };
-        for sandbox in sandboxes {
-            self.take_out(&sandbox).await;
-            tracing::info!(pod = %sandbox.pod, uid, netns = sandbox.cookie, "pod no longer belongs to the mesh");
-        }
-        self.metrics.set_sandboxes(self.count(State::Enrolled), self.count(State::Leaving));
-    }
-
-    /// The pods of the mesh.
-    pub fn pods(&self) -> BTreeMap<String, Pod> {
-        let table = self.table();
-        table.in_state(State::Enrolled).map(|own| (own.pod.uid.clone(), own.pod.clone())).collect()
     }
 
     /// Removes the attachments of one network that are not in the runtime's list.

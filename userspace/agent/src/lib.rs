@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  plugin ──cni.sock──► cni_server ──► membership (who?) ──► enroll (the one owner of pods)
+//!  API server ──watch──► membership ──► reconcile ─ discover ──►│            │
 //!                                                              │            │
 //!                                                     culvert_dataplane   workloads ──ZDS──► ztunnel
 //! ```
@@ -15,12 +16,14 @@ pub mod admin;
 pub mod app;
 pub mod cni_server;
 pub mod config;
+pub mod discover;
 pub mod enroll;
 mod error_chain;
 pub mod membership;
 pub mod metrics;
 pub mod ownership;
 pub mod readiness;
+pub mod reconcile;
 pub mod record;
 pub mod scope_file;
 pub mod self_test;

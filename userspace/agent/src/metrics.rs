@@ -9,11 +9,18 @@
 //! | `culvert_sandboxes` | `state` | none |
 //! | `culvert_ztunnels_connected` | | `ztunnel_connected` |
 //! | `culvert_zds_events_total` | `event` | none |
+//! | `culvert_pods` | `state`, `reason` | none |
+//! | `culvert_reconciles_total` | `operation`, `outcome` | `nodeagent_reconcile_events_total` |
+//! | `culvert_annotation_writes_total` | `outcome` | none |
+//! | `culvert_events_total` | `outcome` | none |
+//! | `culvert_api_requests_total` | `verb`, `resource`, `code` (0: no answer) | none |
+//! | `culvert_watch_errors_total` | `resource` | none |
+//! | `culvert_watch_failing_seconds` | `resource` | none |
 //!
 //! Label values come from closed sets, never from a pod's name or an error's text. The page is fixed by a
 //! golden test.
 
-use std::{fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use culvert_zds::Event;
 use prometheus_client::{
@@ -53,6 +60,35 @@ struct OfEvent {
     event: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfPods {
+    state: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfOperation {
+    operation: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfOutcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ApiRequest {
+    verb: &'static str,
+    resource: &'static str,
+    code: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfResource {
+    resource: &'static str,
+}
+
 #[derive(Clone)]
 struct StepHistogram;
 
@@ -72,6 +108,13 @@ pub struct Metrics {
     sandboxes: Family<OfState, Gauge>,
     ztunnels: Gauge,
     zds_events: Family<OfEvent, Counter>,
+    pods: Family<OfPods, Gauge>,
+    reconciles: Family<OfOperation, Counter>,
+    annotation_writes: Family<OfOutcome, Counter>,
+    events: Family<OfOutcome, Counter>,
+    api_requests: Family<ApiRequest, Counter>,
+    watch_errors: Family<OfResource, Counter>,
+    watch_failing: Family<OfResource, Gauge>,
 }
 
 impl fmt::Debug for Metrics {
@@ -105,7 +148,53 @@ impl Default for Metrics {
         );
         let zds_events = Family::default();
         registry.register("zds_events", "What happened on connections to ztunnel", zds_events.clone());
-        Self { registry, ready, requests, step_seconds, add_failures, sandboxes, ztunnels, zds_events }
+        let pods = Family::default();
+        registry.register("pods", "Pods that are described one by one, by state and reason", pods.clone());
+        let reconciles = Family::default();
+        registry.register(
+            "reconciles",
+            "Operations on running pods, by outcome or failed step",
+            reconciles.clone(),
+        );
+        let annotation_writes = Family::default();
+        registry.register(
+            "annotation_writes",
+            "Patches of the redirection annotation",
+            annotation_writes.clone(),
+        );
+        let events = Family::default();
+        registry.register("events", "Events on pods", events.clone());
+        let api_requests = Family::default();
+        registry.register(
+            "api_requests",
+            "Requests to the API server by HTTP status; 0: no answer",
+            api_requests.clone(),
+        );
+        let watch_errors = Family::default();
+        registry.register("watch_errors", "Failed tries to list or watch", watch_errors.clone());
+        let watch_failing = Family::default();
+        registry.register(
+            "watch_failing_seconds",
+            "For how long there has been no watch; 0: it runs",
+            watch_failing.clone(),
+        );
+        Self {
+            registry,
+            ready,
+            requests,
+            step_seconds,
+            add_failures,
+            sandboxes,
+            ztunnels,
+            zds_events,
+            pods,
+            reconciles,
+            annotation_writes,
+            events,
+            api_requests,
+            watch_errors,
+            watch_failing,
+        }
     }
 }
 
@@ -130,6 +219,45 @@ impl Metrics {
         for (state, count) in [("enrolled", enrolled), ("leaving", leaving)] {
             self.sandboxes.get_or_create(&OfState { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+    }
+
+    /// How the described pods stand: counts by state and reason, all of them.
+    pub fn set_pods(&self, counts: &BTreeMap<(&'static str, &'static str), i64>) {
+        self.pods.clear();
+        for ((state, reason), count) in counts {
+            self.pods.get_or_create(&OfPods { state, reason }).set(*count);
+        }
+    }
+
+    /// An operation on a running pod ended.
+    pub fn reconciled(&self, operation: &'static str, outcome: &'static str) {
+        self.reconciles.get_or_create(&OfOperation { operation, outcome }).inc();
+    }
+
+    /// A patch of an annotation ended.
+    pub fn annotation_written(&self, outcome: &'static str) {
+        self.annotation_writes.get_or_create(&OfOutcome { outcome }).inc();
+    }
+
+    /// An Event was published, or was not.
+    pub fn event(&self, outcome: &'static str) {
+        self.events.get_or_create(&OfOutcome { outcome }).inc();
+    }
+
+    /// A request to the API server was answered; 0 is no answer.
+    pub fn api_request(&self, verb: &'static str, resource: &'static str, code: u32) {
+        self.api_requests.get_or_create(&ApiRequest { verb, resource, code }).inc();
+    }
+
+    /// A list or a watch failed.
+    pub fn watch_error(&self, resource: &'static str) {
+        self.watch_errors.get_or_create(&OfResource { resource }).inc();
+    }
+
+    /// For how long there has been no watch, `None` if it runs.
+    pub fn watch_failing(&self, resource: &'static str, time: Option<Duration>) {
+        let seconds = time.map_or(0, |time| i64::try_from(time.as_secs()).unwrap_or(i64::MAX).max(1));
+        self.watch_failing.get_or_create(&OfResource { resource }).set(seconds);
     }
 
     /// Something happened on a connection to a ztunnel.
@@ -173,6 +301,13 @@ mod tests {
         metrics.set_sandboxes(2, 0);
         let error = std::io::ErrorKind::Other.into();
         metrics.zds(&Event::AcceptFailed { error: &error, pause: Duration::ZERO });
+        metrics.set_pods(&[(("enrolled", ""), 2), (("failing", "ztunnel"), 1)].into());
+        metrics.reconciled("enroll", "ztunnel");
+        metrics.annotation_written("written");
+        metrics.event("published");
+        metrics.api_request("watch", "pods", 200);
+        metrics.watch_error("pods");
+        metrics.watch_failing("pods", Some(Duration::from_secs(3)));
         let page = metrics.page(true, 1).unwrap();
         // The order of a family's rows is not fixed.
         let sorted = |page: &str| {

@@ -20,6 +20,11 @@ impl ScopeFile {
         Self { path }
     }
 
+    /// We are not ready before it has been brought in step.
+    pub fn expect(&self, readiness: &Readiness) {
+        readiness.report(REASON, "not compared with the mesh yet");
+    }
+
     /// Writes the file if it says something else; whether it is right now. What cannot be written is a
     /// reason not to be ready: the plugin would go by an older scope.
     pub async fn update(&self, namespaces: BTreeSet<String>, readiness: &Readiness) -> bool {

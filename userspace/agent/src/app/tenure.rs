@@ -14,11 +14,12 @@ use crate::{
     admin::{self, Controls},
     cni_server,
     config::Config,
+    discover,
     enroll::{Enrollment, HostPaths},
-    error_chain::Chain,
-    membership,
+    membership::Source,
     ownership::Lock,
     readiness::Readiness,
+    reconcile::Reconciler,
     record::Records,
     scope_file::ScopeFile,
     unix_socket::{OwnListener, SocketFile},
@@ -48,7 +49,7 @@ pub(super) enum End {
 
 /// Serves the node until told to stop, or to hand it over. When this returns the lock is free and nothing
 /// of the node is held any more; links and maps stay pinned.
-pub(super) async fn serve(app: &App, lock: Lock) -> anyhow::Result<End> {
+pub(super) async fn serve<M: Source>(app: &App<M>, lock: Lock) -> anyhow::Result<End> {
     let App { config, readiness, metrics, membership, .. } = app;
     let dataplane = Arc::new(start_dataplane(config).await?);
 
@@ -57,6 +58,7 @@ pub(super) async fn serve(app: &App, lock: Lock) -> anyhow::Result<End> {
     let zds = Server::bind(culvert_zds::Config::new(&config.zds_socket))
         .with_context(|| format!("listen on {}", config.zds_socket.display()))?;
     app.show(Some(zds.ztunnels()));
+    let ztunnels = zds.ztunnels().connected();
     let workloads = Arc::new(Workloads::new(Arc::clone(&dataplane), zds.ztunnels(), Arc::clone(metrics)));
     let enrollment = Enrollment::new(
         dataplane,
@@ -99,18 +101,15 @@ pub(super) async fn serve(app: &App, lock: Lock) -> anyhow::Result<End> {
         let (readiness, cni_socket) = (Arc::clone(readiness), cni_socket.clone());
         async move { watch_sockets(&readiness, &cni_socket, || zds_socket.is_ours()).await }
     });
-    let followed = membership::follow::follow(Arc::clone(membership), Arc::clone(&enrollment));
-    spawn.until(&shutdown, "membership", followed);
     let scope = ScopeFile::new(config.scope_file.clone());
-    // Whoever waits until we are ready to end us is to find it right.
-    membership.write_scope(&scope, readiness).await;
-    spawn.until(&shutdown, "standalone file", {
-        let (membership, readiness) = (Arc::clone(membership), Arc::clone(readiness));
-        async move {
-            let Err(error) = membership.follow(&scope, &readiness).await;
-            tracing::error!(error = %Chain(&error), "the standalone file is not followed");
-        }
-    });
+    spawn.until(&shutdown, "membership", Arc::clone(membership).follow(scope, Arc::clone(readiness)));
+    let reconciler = Reconciler {
+        enrollment: Arc::clone(&enrollment),
+        membership: Arc::clone(membership),
+        metrics: Arc::clone(metrics),
+        host: discover::id_of(&config.dataplane().host_netns),
+    };
+    spawn.until(&shutdown, "reconciler", reconciler.run(ztunnels));
     readiness.clear(super::OWNERSHIP);
     tracing::info!(http = %config.http, run_dir = %config.run_dir.display(), "ready");
 

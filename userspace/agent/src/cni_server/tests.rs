@@ -16,7 +16,7 @@ use crate::{
         Pod,
         fakes::{Call, Dataplane, FakeZtunnel, Node, attachment},
     },
-    membership::Undecided,
+    membership::{Described, Undecided},
     unix_socket::SocketFile,
 };
 
@@ -41,7 +41,13 @@ impl Membership for Shop {
         watch::channel(0).1
     }
 
+    fn described(&self) -> Vec<Described> {
+        Vec::new()
+    }
+
     fn announce(&self, _pod: &Pod, _redirection: Redirection) {}
+
+    fn report(&self, _pod: &Pod, _failure: &Failure) {}
 }
 
 struct Agent {

@@ -17,9 +17,10 @@ pub struct Attachment {
 
 impl Attachment {
     /// Whether a DEL or CHECK that names `self` means `other`. What it does not name, it means all of;
-    /// without a container it means nothing.
+    /// what `other` does not know of itself, it may mean; without a container it means nothing.
     pub fn covers(&self, other: &Self) -> bool {
-        let same = |named: &Option<String>, own: &Option<String>| named.is_none() || named == own;
+        let same =
+            |named: &Option<String>, own: &Option<String>| named.is_none() || own.is_none() || named == own;
         self.container_id.is_some()
             && self.container_id == other.container_id
             && same(&self.network, &other.network)
@@ -56,6 +57,13 @@ mod tests {
     #[case::no_container(["net", "", "eth0"], false)]
     fn what_a_del_means(#[case] named: [&str; 3], #[case] covered: bool) {
         assert_eq!(attachment(named).covers(&attachment(["net", "c1", "eth0"])), covered);
+    }
+
+    #[test]
+    fn of_a_sandbox_that_was_found_by_its_processes_only_the_container_is_known() {
+        let found = attachment(["", "c1", ""]);
+        assert!(attachment(["net", "c1", "eth0"]).covers(&found));
+        assert!(!attachment(["net", "c2", "eth0"]).covers(&found));
     }
 
     #[test]

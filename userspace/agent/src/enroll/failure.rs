@@ -1,12 +1,12 @@
 //! Why a pod could not be enrolled, by step.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
 
 use culvert_cni::{answer::Refusal, codes::Code};
 use culvert_zds::Error as ZdsError;
 
 use super::sandbox::NetnsId;
-use crate::{error_chain::Chain, membership, record, self_test};
+use crate::{discover, error_chain::Chain, membership, record, self_test};
 
 /// The steps of an ADD, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,6 +73,15 @@ pub enum Failure {
     /// The netns cannot be opened.
     #[error("cannot open the pod's network namespace")]
     Netns(#[source] culvert_dataplane::Error),
+    /// It runs already, and nobody told where.
+    #[error("cannot find the pod's network namespace")]
+    Unfound(#[from] discover::Unfound),
+    /// `/proc` cannot be read.
+    #[error("cannot look for the pod's network namespace")]
+    Discovery(#[source] Arc<io::Error>),
+    /// What is found are the last moments of a sandbox.
+    #[error("the runtime has removed the pod's sandbox")]
+    Removed,
     /// The path names the host's own netns.
     #[error("{path} is the network namespace of the host")]
     HostNetns {
@@ -131,7 +140,12 @@ impl Failure {
     pub fn code(&self) -> Code {
         match self {
             Self::Membership(_) | Self::Record(_) | Self::Cancelled { .. } => Code::TryLater,
-            Self::Netns(_) | Self::HostNetns { .. } | Self::AnotherNetns { .. } => Code::Netns,
+            Self::Netns(_)
+            | Self::Unfound(_)
+            | Self::Discovery(_)
+            | Self::Removed
+            | Self::HostNetns { .. }
+            | Self::AnotherNetns { .. } => Code::Netns,
             Self::Attach(_) => Code::Attach,
             Self::Ztunnel { source, .. } => match source {
                 ZdsError::NoZtunnel | ZdsError::ConnectionLost { .. } => Code::TryLater,
@@ -154,7 +168,12 @@ impl Failure {
     pub fn step(&self) -> Step {
         match self {
             Self::Membership(_) => Step::Membership,
-            Self::Netns(_) | Self::HostNetns { .. } | Self::AnotherNetns { .. } => Step::Netns,
+            Self::Netns(_)
+            | Self::Unfound(_)
+            | Self::Discovery(_)
+            | Self::Removed
+            | Self::HostNetns { .. }
+            | Self::AnotherNetns { .. } => Step::Netns,
             Self::Attach(_) => Step::Attach,
             Self::Ztunnel { .. } => Step::Ztunnel,
             Self::SelfTest(_) => Step::SelfTest,

@@ -7,7 +7,7 @@ use std::{
     net::IpAddr,
     os::{
         fd::{AsFd, BorrowedFd},
-        unix::fs::MetadataExt as _,
+        unix::fs::{FileExt as _, MetadataExt as _},
     },
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard},
@@ -111,8 +111,13 @@ impl Redirect for Dataplane {
         netns.1
     }
 
-    fn addresses(&self, _netns: &Netns) -> Result<Vec<IpAddr>, Error> {
-        Ok(vec!["10.0.0.99".parse().unwrap()])
+    /// Those that the file names.
+    fn addresses(&self, netns: &Netns) -> Result<Vec<IpAddr>, Error> {
+        let mut text = [0; 100];
+        let length = netns.0.read_at(&mut text, 0).unwrap();
+        let text = std::str::from_utf8(&text[..length]).unwrap();
+        let text = if text.is_empty() { "10.0.0.99" } else { text };
+        Ok(text.split_whitespace().map(|address| address.parse().unwrap()).collect())
     }
 
     fn register(&self, netns: &Netns, _addresses: &[IpAddr], _options: Options) -> Result<(), Error> {
@@ -323,6 +328,19 @@ impl Node {
             bypass_inbound: false,
             attachment: attachment("podnet", sandbox, "eth0"),
         }
+    }
+
+    /// A process of the pod in a netns that owns these addresses, found by `/proc` only.
+    pub(crate) fn process(&self, pid: u32, uid: &str, netns: &str, addresses: &str) {
+        fs::write(self.netns_path(netns), addresses).unwrap();
+        let process = self.directory.path().join("proc").join(pid.to_string());
+        fs::create_dir_all(process.join("ns")).unwrap();
+        fs::hard_link(self.netns_path(netns), process.join("ns/net")).unwrap();
+        let cgroup = format!("4:memory:/kubepods/burstable/pod{uid}/{pid:064x}\n0::/\n");
+        fs::write(process.join("cgroup"), cgroup).unwrap();
+        // The 22nd field is the start; the pid stands for it.
+        let stat = format!("{pid} (app) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {pid}{}\n", " 0".repeat(30));
+        fs::write(process.join("stat"), stat).unwrap();
     }
 
     pub(crate) async fn add(&self, uid: &str, sandbox: &str) -> Result<(), super::Failure> {

@@ -1,7 +1,12 @@
 //! What a runtime does not tell: netns that vanish, and leaving pods that can now be finished.
 
 use std::{
-    collections::HashSet, fs, io, os::unix::fs::MetadataExt as _, path::Path, sync::Arc, time::Duration,
+    collections::HashSet,
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
 };
 
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -84,7 +89,7 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
         }
     }
 
-    async fn is_deserted(self: &Arc<Self>, sandbox: &Arc<Sandbox<R::Netns>>) -> bool {
+    pub(super) async fn is_deserted(self: &Arc<Self>, sandbox: &Arc<Sandbox<R::Netns>>) -> bool {
         let inhabited =
             self.blocking(Step::Netns, sandbox, |this, sandbox| Ok(inhabitant(&this.paths.proc, sandbox.id)));
         match inhabited.await {
@@ -102,6 +107,12 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
                 false
             }
         }
+    }
+
+    /// The netns by a process that lives in it, in this process's view.
+    pub(super) fn netns_by_process(&self, id: NetnsId) -> Option<PathBuf> {
+        let pid = inhabitant(&self.paths.proc, id).ok().flatten()?;
+        Some(self.paths.proc.join(pid.to_string()).join("ns/net"))
     }
 
     fn all(&self) -> Vec<(Arc<Sandbox<R::Netns>>, State)> {

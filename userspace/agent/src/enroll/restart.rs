@@ -3,7 +3,7 @@
 //! Who is served is known before anything else is answered; what each netns needs (its routing watched
 //! and in step) follows at once and takes no part in it: capture has gone on all the time.
 
-use std::{num::NonZeroUsize, sync::Arc, thread, time::Duration};
+use std::{num::NonZeroUsize, path::Path, sync::Arc, thread, time::Duration};
 
 use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -76,13 +76,14 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
 
     fn find(&self, record: &Record) -> Found<R::Netns> {
         let Record { pod, cookie, .. } = record;
-        let opened = self
-            .redirect
-            .open(&record.netns)
-            .ok()
-            .and_then(|netns| Sandbox::new::<R>(pod.clone(), record.netns.clone(), netns).ok());
-        let Some(mut sandbox) = opened.filter(|found| (found.cookie, found.id) == (*cookie, record.netns_id))
-        else {
+        let open = |path: &Path| {
+            let netns = self.redirect.open(path).ok()?;
+            let sandbox = Sandbox::new::<R>(pod.clone(), path.to_owned(), netns).ok()?;
+            Some(sandbox).filter(|found| (found.cookie, found.id) == (*cookie, record.netns_id))
+        };
+        // The path may be a process that has ended, or unmounted: a pod that may still send stays captured.
+        let opened = open(&record.netns).or_else(|| open(&self.netns_by_process(record.netns_id)?));
+        let Some(mut sandbox) = opened else {
             tracing::info!(%pod, uid = pod.uid, netns = cookie, path = %record.netns.display(), "a recorded netns is gone; the pod left the mesh");
             let forgotten = self.redirect.forget(*cookie).map_err(Failure::Attach);
             if let Err(error) = forgotten.and_then(|()| Ok(self.records.remove(*cookie)?)) {

@@ -1,6 +1,6 @@
 //! What the agent knows of sandboxes: data only, never held across a wait.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use tokio_util::sync::CancellationToken;
 
@@ -37,11 +37,16 @@ pub(super) struct Table<N> {
     entries: HashMap<u64, Entry<N>>,
     pending: HashMap<u64, Pending>,
     numbers: u64,
+    /// Cookies of sandboxes that the runtime has removed, the newest last. A cookie is never used again.
+    removed: VecDeque<u64>,
 }
+
+/// How many removed sandboxes are remembered: their processes end within moments.
+const REMOVED: usize = 1024;
 
 impl<N> Default for Table<N> {
     fn default() -> Self {
-        Self { entries: HashMap::new(), pending: HashMap::new(), numbers: 0 }
+        Self { entries: HashMap::new(), pending: HashMap::new(), numbers: 0, removed: VecDeque::new() }
     }
 }
 
@@ -111,6 +116,24 @@ impl<N> Table<N> {
     pub(super) fn covered(&self, named: &Attachment) -> impl Iterator<Item = &Sandbox<N>> {
         self.in_state(State::Enrolled)
             .filter(|sandbox| sandbox.attachments.iter().any(|attachment| named.covers(attachment)))
+    }
+
+    /// Whether an ADD of the pod is under way.
+    pub(super) fn is_pending(&self, uid: &str) -> bool {
+        self.pending.values().any(|pending| pending.uid == uid)
+    }
+
+    /// The runtime has removed the sandbox.
+    pub(super) fn set_removed(&mut self, cookie: u64) {
+        if self.removed.len() == REMOVED {
+            self.removed.pop_front();
+        }
+        self.removed.push_back(cookie);
+    }
+
+    /// Whether the runtime has removed the sandbox.
+    pub(super) fn is_removed(&self, cookie: u64) -> bool {
+        self.removed.contains(&cookie)
     }
 
     /// Takes the covered attachments off a sandbox. If none is left, the sandbox has to leave.

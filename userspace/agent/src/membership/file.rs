@@ -10,17 +10,21 @@
 //!   serviceAccount: batch
 //!   labels: {istio.io/dataplane-mode: none}
 //! ```
+//!
+//! A pod that already runs is enrolled only if its entry has `uid` and `addresses`: they are how its netns
+//! is found and known.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
+    net::IpAddr,
     path::{Path, PathBuf},
 };
 
 use serde::Deserialize;
 
 use super::{
-    Decision, Named, Undecided,
+    Decision, Described, Named, Undecided,
     predicate::{Rule, Traits, bypasses_inbound},
     selector::Labels,
 };
@@ -56,6 +60,8 @@ struct Entry {
     annotations: Labels,
     #[serde(default)]
     host_network: bool,
+    #[serde(default)]
+    addresses: BTreeSet<IpAddr>,
 }
 
 /// Why there is no content.
@@ -111,14 +117,35 @@ impl File {
             return Ok(Decision::Outside);
         }
         let own = entry.and_then(|entry| entry.uid.as_ref());
-        let account = entry.and_then(|entry| entry.service_account.as_deref()).unwrap_or(DEFAULT_ACCOUNT);
         let pod = Pod {
             uid: uid.as_ref().or(own).cloned().unwrap_or_else(|| format!("{namespace}/{name}")),
             namespace: namespace.clone(),
             name: name.clone(),
-            service_account: account.to_owned(),
+            service_account: account(entry),
         };
         Ok(Decision::Member { pod, bypass_inbound: bypasses_inbound(traits.annotations) })
+    }
+
+    /// The pods that the file names by uid.
+    pub fn described(&self, rule: &Rule) -> Vec<Described> {
+        let none = Labels::new();
+        let described = self.pods.iter().filter_map(|entry| {
+            let traits = self.traits(&entry.namespace, Some(entry), &none);
+            Some(Described {
+                pod: Pod {
+                    uid: entry.uid.clone()?,
+                    namespace: entry.namespace.clone(),
+                    name: entry.name.clone(),
+                    service_account: account(Some(entry)),
+                },
+                hash: None,
+                member: Some(rule.includes(&traits)),
+                bypass_inbound: bypasses_inbound(traits.annotations),
+                addresses: entry.addresses.iter().map(IpAddr::to_canonical).collect(),
+                has_ended: false,
+            })
+        });
+        described.collect()
     }
 
     /// Namespaces in which a pod may be one of the mesh: a selector matches, or a single pod does.
@@ -139,6 +166,10 @@ impl File {
             host_network: entry.is_some_and(|entry| entry.host_network),
         }
     }
+}
+
+fn account(entry: Option<&Entry>) -> String {
+    entry.and_then(|entry| entry.service_account.as_deref()).unwrap_or(DEFAULT_ACCOUNT).to_owned()
 }
 
 #[cfg(test)]

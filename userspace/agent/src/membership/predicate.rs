@@ -7,7 +7,7 @@ use super::selector::{Enablement, Labels};
 /// Where a sidecar was injected, whatever the value says.
 pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
 /// Lets inbound connections pass ztunnel.
-const BYPASS_INBOUND: &str = "ambient.istio.io/bypass-inbound-capture";
+pub const BYPASS_INBOUND: &str = "ambient.istio.io/bypass-inbound-capture";
 
 /// What counts of a pod.
 #[derive(Clone, Debug)]

@@ -5,78 +5,29 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use kube::core::{ParseExpressionError, Selector, SelectorExt as _};
 use serde::Deserialize;
 
 /// Labels of a pod or a namespace.
 pub type Labels = BTreeMap<String, String>;
 
-/// A label selector (`LabelSelector` of `meta/v1`): all its requirements hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Selector {
-    match_labels: Labels,
-    match_expressions: Vec<Expression>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Expression {
-    key: String,
-    operator: Operator,
-    #[serde(default)]
-    values: Vec<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-enum Operator {
-    In,
-    NotIn,
-    Exists,
-    DoesNotExist,
-}
-
-impl Selector {
-    /// Whether all requirements hold. An empty selector has none.
-    pub fn matches(&self, labels: &Labels) -> bool {
-        self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
-            && self.match_expressions.iter().all(|expression| expression.matches(labels))
-    }
-
-    /// Whether it has no requirement.
-    pub fn is_empty(&self) -> bool {
-        self.match_labels.is_empty() && self.match_expressions.is_empty()
-    }
-}
-
-impl Expression {
-    fn matches(&self, labels: &Labels) -> bool {
-        let value = labels.get(&self.key);
-        match self.operator {
-            Operator::In => value.is_some_and(|value| self.values.contains(value)),
-            Operator::NotIn => value.is_none_or(|value| !self.values.contains(value)),
-            Operator::Exists => value.is_some(),
-            Operator::DoesNotExist => value.is_none(),
-        }
-    }
-}
-
 /// One way into the mesh: both selectors match.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Enablement {
-    pod_selector: Selector,
-    namespace_selector: Selector,
+    pod: Selector,
+    namespace: Selector,
 }
 
 impl Enablement {
     /// Whether a pod is selected.
     pub fn matches(&self, pod: &Labels, namespace: &Labels) -> bool {
-        self.pod_selector.matches(pod) && self.namespace_selector.matches(namespace)
+        self.pod.matches(pod) && self.namespace.matches(namespace)
     }
 
     /// Whether the namespace alone says that its pods may be selected.
     pub fn names_namespace(&self, namespace: &Labels) -> bool {
-        !self.namespace_selector.is_empty() && self.namespace_selector.matches(namespace)
+        !self.namespace.selects_all() && self.namespace.matches(namespace)
     }
 }
 
@@ -98,21 +49,63 @@ pub struct Unreadable(Box<serde_saphyr::Error>);
 
 /// Reads the list.
 pub fn parse(text: &str) -> Result<Vec<Enablement>, Unreadable> {
-    let selectors: Vec<Enablement> =
-        serde_saphyr::from_str(text).map_err(|error| Unreadable(Box::new(error)))?;
-    let expressions = selectors
-        .iter()
-        .flat_map(|enablement| [&enablement.pod_selector, &enablement.namespace_selector])
-        .flat_map(|selector| &selector.match_expressions);
-    for Expression { key, operator, values } in expressions {
-        let needs_values = matches!(operator, Operator::In | Operator::NotIn);
+    let unreadable = |error| Unreadable(Box::new(error));
+    let written: Vec<Written> = serde_saphyr::from_str(text).map_err(unreadable)?;
+    let selectors: Result<Vec<_>, ParseExpressionError> = written
+        .into_iter()
+        .map(|Written { pod_selector, namespace_selector }| {
+            Ok(Enablement { pod: pod_selector.selector()?, namespace: namespace_selector.selector()? })
+        })
+        .collect();
+    selectors.map_err(|error| unreadable(serde::de::Error::custom(error)))
+}
+
+/// As it is written; the types of Kubernetes would ignore a key that they do not know.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Written {
+    pod_selector: WrittenSelector,
+    namespace_selector: WrittenSelector,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct WrittenSelector {
+    match_labels: Labels,
+    match_expressions: Vec<Expression>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Expression {
+    key: String,
+    operator: String,
+    #[serde(default)]
+    values: Vec<String>,
+}
+
+impl WrittenSelector {
+    fn selector(self) -> Result<Selector, ParseExpressionError> {
+        let expressions = self.match_expressions.into_iter().map(Expression::requirement);
+        let selector = LabelSelector {
+            match_labels: Some(self.match_labels),
+            match_expressions: Some(expressions.collect::<Result<_, _>>()?),
+        };
+        selector.try_into()
+    }
+}
+
+impl Expression {
+    /// The rule of the API server: `In` and `NotIn` need values, the others take none.
+    fn requirement(self) -> Result<LabelSelectorRequirement, ParseExpressionError> {
+        let Self { key, operator, values } = self;
+        let needs_values = matches!(operator.as_str(), "In" | "NotIn");
         if values.is_empty() == needs_values {
             let what = if needs_values { "needs values" } else { "takes no values" };
-            let error = serde::de::Error::custom(format!("operator {operator:?} of key {key} {what}"));
-            return Err(Unreadable(Box::new(error)));
+            return Err(ParseExpressionError(format!("operator {operator} of key {key} {what}")));
         }
+        Ok(LabelSelectorRequirement { key, operator, values: Some(values) })
     }
-    Ok(selectors)
 }
 
 #[cfg(test)]

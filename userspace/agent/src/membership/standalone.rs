@@ -14,11 +14,16 @@ use tokio::{
 };
 
 use super::{
-    Decision, Membership, Named, Redirection, Undecided,
+    Decision, Described, Membership, Named, Redirection, Source, Undecided,
     file::{self, File},
     predicate::Rule,
 };
-use crate::{enroll::Pod, error_chain::Chain, readiness::Readiness, scope_file::ScopeFile};
+use crate::{
+    enroll::{Failure, Pod},
+    error_chain::Chain,
+    readiness::Readiness,
+    scope_file::ScopeFile,
+};
 
 /// Editors write, rename and touch; all of it is one change.
 const QUIET: Duration = Duration::from_millis(50);
@@ -58,9 +63,8 @@ impl Standalone {
         Ok(Self { path, rule, file, changes: watch::Sender::new(0) })
     }
 
-    /// Keeps in step with the file, and the scope file in step with both, until dropped. A file that
-    /// is damaged or gone changes nothing but readiness.
-    pub async fn follow(&self, scope: &ScopeFile, readiness: &Readiness) -> Result<Infallible, Error> {
+    /// A file that is damaged or gone changes nothing but readiness.
+    async fn watch(&self, scope: &ScopeFile, readiness: &Readiness) -> Result<Infallible, Error> {
         let directory = self.path.parent().filter(|path| !path.as_os_str().is_empty());
         let directory = directory.unwrap_or(Path::new("."));
         let changed = Arc::new(Notify::new());
@@ -83,18 +87,13 @@ impl Standalone {
         loop {
             // Also at the beginning: it may have changed before it was watched.
             self.reload(readiness);
-            if self.write_scope(scope, readiness).await {
+            if scope.update(self.current().scope(&self.rule), readiness).await {
                 changed.notified().await;
                 tokio::time::sleep(QUIET).await;
             } else {
                 drop(tokio::time::timeout(AGAIN, changed.notified()).await);
             }
         }
-    }
-
-    /// Brings the scope file in step; whether it is.
-    pub async fn write_scope(&self, scope: &ScopeFile, readiness: &Readiness) -> bool {
-        scope.update(self.current().scope(&self.rule), readiness).await
     }
 
     fn reload(&self, readiness: &Readiness) {
@@ -126,26 +125,39 @@ impl Standalone {
 
 impl Membership for Standalone {
     async fn decide(&self, pod: &Named, deadline: Instant) -> Result<Decision, Undecided> {
-        let mut changes = self.changes.subscribe();
-        loop {
-            let undecided = match self.current().decide(&self.rule, pod) {
-                Ok(decision) => return Ok(decision),
-                Err(undecided) => undecided,
-            };
-            // The file may yet name the newer pod.
-            match tokio::time::timeout_at(deadline, changes.changed()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) | Err(_) => return Err(undecided),
-            }
-        }
+        // The file may yet name the newer pod.
+        let decide = || self.current().decide(&self.rule, pod);
+        super::wait_for_decision(self.changes.subscribe(), deadline, decide).await
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
+    fn described(&self) -> Vec<Described> {
+        self.current().described(&self.rule)
+    }
+
     /// Nobody reads it.
     fn announce(&self, _pod: &Pod, _redirection: Redirection) {}
+
+    /// The log has it.
+    fn report(&self, _pod: &Pod, _failure: &Failure) {}
+}
+
+impl Source for Standalone {
+    fn follow(
+        self: Arc<Self>,
+        scope: ScopeFile,
+        readiness: Arc<Readiness>,
+    ) -> impl Future<Output = ()> + Send {
+        // Whoever waits until we are ready to end us is to find it right.
+        scope.expect(&readiness);
+        async move {
+            let Err(error) = self.watch(&scope, &readiness).await;
+            tracing::error!(error = %Chain(&error), "the standalone file is not followed");
+        }
+    }
 }
 
 #[cfg(test)]
@@ -204,7 +216,7 @@ mod tests {
         let followed = async {
             tokio::select! {
                 () = test => {}
-                ended = standalone.follow(&scope, &readiness) => panic!("{ended:?}"),
+                ended = standalone.watch(&scope, &readiness) => panic!("{ended:?}"),
             }
         };
         timeout(LONG, followed).await.unwrap();
