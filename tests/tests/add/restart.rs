@@ -159,19 +159,21 @@ fn a_new_agent_that_ends_gives_the_node_back_to_the_old_one() {
 /// the runtime's DEL, and all of them can be added again.
 fn killed_in_storms(rounds: std::ops::Range<u64>) {
     let lab = Lab::bare();
+    let mut agent = lab.start_node_agent();
+    // After an agent: the lab has a ZDS server of its own, whose place the agent takes.
     let _ztunnel = lab.start_stand_in(Behaviour::default());
     let pods: Vec<_> = (0..PODS).map(|number| lab.pod(&format!("p{number}"))).collect();
     let before: Vec<_> = pods.iter().map(|pod| pod.footprint()).collect();
     let all: Vec<_> = pods.iter().collect();
     for round in rounds {
-        let agent = lab.start_node_agent();
         let adds: Vec<_> = pods.iter().map(|pod| agent.runtime(pod).begin("ADD")).collect();
         let part = (round.wrapping_add(1).wrapping_mul(LCG) >> 33) as u32 % 1000;
         thread::sleep(STORM * part / 1000);
         agent.kill();
         assert_eq!(agent.wait_for_exit().signal(), Some(Signal::SIGKILL as i32));
         let ended: Vec<_> = adds.into_iter().map(|add| add.end()).collect();
-        let agent = lab.start_node_agent();
+        drop(agent);
+        agent = lab.start_node_agent();
         for (pod, ended) in pods.iter().zip(&ended) {
             if ended.status.success() {
                 agent.runtime(pod).check().succeeds();
@@ -186,9 +188,7 @@ fn killed_in_storms(rounds: std::ops::Range<u64>) {
         }
         assert_eq!(agent.traces_of_all(&all), [""; 0]);
         assert_eq!((agent.dump().len(), agent.records().len()), (0, 0), "round {round}");
-        agent.kill();
     }
-    let agent = lab.start_node_agent();
     for pod in &pods {
         agent.add(pod);
     }
