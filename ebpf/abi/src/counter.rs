@@ -138,7 +138,7 @@ counters! {
     HostFlowAdded host_flow_added,
     /// connect() of a host process to a pod: `HOST_FLOWS` is full, it will be steered to ztunnel.
     HostFlowFull host_flow_full,
-    /// A recorded connection of a host process ended.
+    /// connect() of a host process to a pod: a recorded connection ended.
     HostFlowClosed host_flow_closed,
 }
 

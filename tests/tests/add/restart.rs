@@ -2,7 +2,7 @@
 
 use std::{fs, thread, time::Duration};
 
-use culvert_tests::{Behaviour, Lab, Pod, Ztunnel, while_connecting};
+use culvert_tests::{Behaviour, Lab, Pod, Ztunnel, eventually, while_connecting};
 use nix::sys::signal::Signal;
 use std::os::unix::process::ExitStatusExt as _;
 
@@ -19,6 +19,30 @@ fn expect_captured(pod: &Pod, server: &Pod, ztunnel: &Ztunnel) {
     let mut connection = pod.connect((server.v4(), 80)).unwrap();
     assert_eq!(connection.say(b"hello"), b"hello");
     assert_eq!(ztunnel.wait_for_accepted(15001, 1)[0].peer, connection.local_addr());
+}
+
+#[test]
+fn a_pod_whose_pins_somebody_removed_is_captured_again_by_the_next_agent_and_a_living_ztunnel() {
+    let lab = Lab::bare();
+    let agent = lab.start_node_agent();
+    let ztunnel = lab.start_stand_in(Behaviour::default());
+    let (pod, server) = (lab.pod("pod"), lab.pod("server"));
+    let _echo = server.serve("[::]:80");
+    agent.add(&pod);
+    agent.kill();
+    fs::remove_dir_all(lab.config().bpffs.join("culvert")).unwrap();
+    let agent = lab.start_node_agent();
+    // ztunnel has served it all the time, by sockets that the new maps do not know.
+    eventually("ztunnel to listen anew", || {
+        ztunnel.forget();
+        pod.connect((server.v4(), 80)).ok()?.try_say(b"hello").ok()?;
+        (ztunnel.saw().accepted_on(15001).len() == 1).then_some(())
+    });
+    expect_captured(&pod, &server, &ztunnel);
+    agent.runtime(&pod).check().succeeds();
+    // What its sysctls were before it was enrolled is lost with the pins.
+    agent.del(&pod);
+    assert!(agent.dump().is_empty());
 }
 
 #[test]

@@ -323,13 +323,13 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
         self.count(State::Enrolled)
     }
 
-    /// Every sandbox, as it is recorded, the oldest netns first.
+    /// Every sandbox, as it is recorded, the oldest first.
     pub fn dump(&self) -> Vec<Record> {
         let table = self.table();
         let enrolled = table.in_state(State::Enrolled).map(|sandbox| sandbox.record(Phase::Enrolled));
         let leaving = table.in_state(State::Leaving).map(|sandbox| sandbox.record(Phase::Leaving));
         let mut records: Vec<_> = enrolled.chain(leaving).collect();
-        records.sort_by_key(|record| record.cookie);
+        records.sort_by_key(|record| (record.since, record.cookie));
         records
     }
 

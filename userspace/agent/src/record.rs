@@ -11,6 +11,7 @@ use std::{
     net::IpAddr,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,9 @@ pub struct Record {
     pub bypass_inbound: bool,
     /// Who asked for it.
     pub attachments: BTreeSet<Attachment>,
+    /// When its last ADD began, since the boot.
+    #[serde(default)]
+    pub since: Duration,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -189,6 +193,7 @@ pub(crate) mod tests {
                 if_name: Some("eth0".into()),
             }]
             .into(),
+            since: Duration::from_millis(cookie),
         }
     }
 

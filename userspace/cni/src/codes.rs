@@ -84,7 +84,7 @@ impl Code {
             Self::InvalidEnvironment => "this is the caller's mistake: see how the runtime invokes plugins",
             Self::Io => "see the runtime's journal; it writes the configuration to the plugin's stdin",
             Self::Undecodable | Self::InvalidConfig | Self::Unavailable => {
-                "correct the culvert-cni entry of the conflist, or let the agent write it anew"
+                "correct the culvert-cni entry of the conflist"
             }
             Self::TryLater => {
                 "the runtime tries again by itself; if this stays, see that the culvert agent and ztunnel run \
@@ -93,7 +93,7 @@ impl Code {
             Self::Netns => {
                 "see that the agent sees the runtime's network namespaces (--netns-prefix, --host-proc)"
             }
-            Self::Attach => "see the agent's log; `culvert status` lists missing kernel features",
+            Self::Attach => "see the agent's log",
             Self::Ztunnel => "see ztunnel's log on this node; the runtime tries again by itself",
             Self::SelfTest => {
                 "see the agent's log; another program in the pod or on the node takes its traffic"

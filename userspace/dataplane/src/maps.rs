@@ -89,8 +89,9 @@ impl Maps {
 
     pub(crate) fn add_own_address(&self, netns: u64, address: Address) -> Result<(), Error> {
         let key = OwnAddress { netns, address };
+        lock(&self.own_addresses).insert(key, 1, 0).map_err(Error::map("write", names::OWN_ADDRESSES))?;
         self.own_index.add(netns, address);
-        lock(&self.own_addresses).insert(key, 1, 0).map_err(Error::map("write", names::OWN_ADDRESSES))
+        Ok(())
     }
 
     pub(crate) fn remove_own_address(&self, netns: u64, address: Address) -> Result<(), Error> {

@@ -94,6 +94,15 @@ impl Dataplane {
             let path = self.pins.pod(cookie);
             let link = bpf::open_link(&path).map_err(Error::path("open pinned link", &path))?;
             if bpf::netns_inode(link.as_fd()).map_err(Error::path("read pinned link", &path))? == 0 {
+                // A link that somebody detached looks the same. Its pod is refused, not let out.
+                if self.watch.holds(cookie) {
+                    tracing::error!(
+                        netns = cookie,
+                        "the program of a living pod was detached by somebody; its connections are refused until \
+                         this process starts again"
+                    );
+                    continue;
+                }
                 drop(link);
                 self.forget(cookie)?;
                 gone.push(cookie);

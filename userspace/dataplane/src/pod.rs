@@ -222,15 +222,17 @@ impl Dataplane {
     /// Watches a netns that an earlier process registered, and brings it in step at once.
     ///
     /// # Errors
-    /// [`Error::NotRegistered`] if none did.
+    /// [`Error::NotRegistered`] if none did, or not to the end: it is not captured.
     pub fn resume(&self, netns: &Netns, addresses: &[IpAddr]) -> Result<(), Error> {
         let cookie = netns.cookie();
         let Some(entry) = self.maps.pod(cookie)? else {
             return Err(Error::NotRegistered { cookie });
         };
         let options = Options { bypass_inbound: entry.flags & BYPASS_INBOUND != 0 };
-        if entry.state == DRAINING {
-            return Ok(());
+        match entry.state {
+            DRAINING => return Ok(()),
+            REGISTERED => return Err(Error::NotRegistered { cookie }),
+            _ => {}
         }
         self.register(netns, addresses, options)
     }

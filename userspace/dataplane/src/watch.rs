@@ -118,6 +118,11 @@ impl Watch {
         Ok(Self { shared, stop, thread: Some(thread) })
     }
 
+    /// Whether the netns is watched: then it lives, by our sockets in it if by nothing else.
+    pub(crate) fn holds(&self, cookie: u64) -> bool {
+        lock(&self.shared.pods).contains_key(&cookie)
+    }
+
     /// Watches a netns, in place of what was watched under its cookie.
     pub(crate) fn add(&self, watched: Watched) -> Result<(), Error> {
         let cookie = watched.cookie;

@@ -130,7 +130,7 @@ impl<N> Sandbox<N> {
 }
 
 /// A process that lives in the netns.
-fn inhabitant(proc: &Path, netns: NetnsId) -> io::Result<Option<u32>> {
+pub(super) fn inhabitant(proc: &Path, netns: NetnsId) -> io::Result<Option<u32>> {
     for entry in fs::read_dir(proc)? {
         let entry = entry?;
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {

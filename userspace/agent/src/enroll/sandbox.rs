@@ -7,10 +7,12 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     sync::Arc,
+    time::Duration,
 };
 
 use culvert_dataplane::Options;
 use culvert_zds::{Workload, WorkloadInfo, WorkloadUid};
+use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::{attachment::Attachment, redirect::Redirect};
@@ -86,6 +88,9 @@ pub struct Sandbox<N> {
     pub bypass_inbound: bool,
     /// Who asked for its enrollment.
     pub attachments: BTreeSet<Attachment>,
+    /// When its last ADD began, since the boot (`CLOCK_BOOTTIME`): of two sandboxes of a pod the newer one is
+    /// current. Their cookies do not tell, each CPU counts its own (`gen_cookie_next`).
+    pub since: Duration,
 }
 
 impl<N> Clone for Sandbox<N> {
@@ -100,6 +105,7 @@ impl<N> Clone for Sandbox<N> {
             addresses: self.addresses.clone(),
             bypass_inbound: self.bypass_inbound,
             attachments: self.attachments.clone(),
+            since: self.since,
         }
     }
 }
@@ -117,6 +123,7 @@ impl<N: AsFd + Send + Sync + 'static> Sandbox<N> {
             addresses: BTreeSet::new(),
             bypass_inbound: false,
             attachments: BTreeSet::new(),
+            since: clock_gettime(ClockId::CLOCK_BOOTTIME)?.into(),
         })
     }
 }
@@ -153,6 +160,7 @@ impl<N> Sandbox<N> {
             addresses: self.addresses.clone(),
             bypass_inbound: self.bypass_inbound,
             attachments: self.attachments.clone(),
+            since: self.since,
         }
     }
 }

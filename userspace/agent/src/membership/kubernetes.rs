@@ -37,7 +37,7 @@ use kube::{
 };
 use tokio::{
     sync::watch,
-    time::{Instant, MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
 
 use super::{
@@ -70,6 +70,8 @@ const SETTLED: Duration = Duration::from_secs(30);
 const REFRESH: Duration = Duration::from_secs(1);
 /// Changes come in bursts; the scope file is written once after them.
 const QUIET: Duration = Duration::from_millis(50);
+/// After a scope file could not be written.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// Why there is no way to the API server.
 #[derive(Debug, thiserror::Error)]
@@ -220,8 +222,9 @@ impl Kubernetes {
                     tracing::error!(
                         "the API server lists no namespace at all; the scope file stays as it is"
                     );
-                } else {
-                    scope.update(namespaces, readiness).await;
+                } else if !scope.update(namespaces, readiness).await {
+                    drop(timeout(AGAIN, changes.changed()).await);
+                    continue;
                 }
             }
             if changes.changed().await.is_err() {
