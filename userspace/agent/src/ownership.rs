@@ -145,7 +145,7 @@ mod tests {
         let held = Arc::new(Mutex::new(Some(Lock::take(directory.path()).unwrap())));
         let admin = directory.path().join("admin.sock");
         let (listener, _file) =
-            crate::unix_socket::SocketFile::listen(&admin, Uid::effective().as_raw()).unwrap();
+            crate::unix_socket::OwnListener::listen(&admin, Uid::effective().as_raw()).unwrap();
         let router = Router::new().route(
             "/hand-over",
             post(async move || {

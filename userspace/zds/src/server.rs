@@ -64,7 +64,7 @@ impl Server {
     /// Binds the socket, mode 0600, in place of whatever was at the path. Connections wait in the
     /// backlog until [`run`](Self::run). Needs a tokio runtime.
     pub fn bind(config: Config) -> io::Result<Self> {
-        let (listener, socket) = SocketFile::listen(&config.path)?;
+        let (listener, socket) = SocketFile::listen(&config.path, |path| UnixSeqpacketListener::bind(path))?;
         let (registry, ztunnels) = Registry::new();
         Ok(Self { config, listener, socket, registry, ztunnels })
     }

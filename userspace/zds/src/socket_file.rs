@@ -1,4 +1,4 @@
-//! The listening socket as a file: put into place in one step, removed only by its maker.
+//! A listening unix socket as a file: put into place in one step, removed only by its maker.
 
 use std::{
     fs::{self, Permissions},
@@ -7,10 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokio_seqpacket::UnixSeqpacketListener;
 use tracing::warn;
 
-/// Where the server listens, and which inode is its own.
+/// Where a socket is, and which inode is ours.
 #[derive(Clone, Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -20,15 +19,14 @@ pub struct SocketFile {
 
 impl SocketFile {
     /// Binds under a temporary name in the same directory, mode 0600, and renames: whoever connects
-    /// meets either the old socket or the new one, listening. What was at `path` is replaced.
-    pub(crate) fn listen(path: &Path) -> io::Result<(UnixSeqpacketListener, Self)> {
+    /// meets either the old socket or the new one, listening. What was at `path` is replaced. `bind` makes
+    /// a listener of any kind at the path that it is given.
+    pub fn listen<L>(path: &Path, bind: impl Fn(&Path) -> io::Result<L>) -> io::Result<(L, Self)> {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         // Short, the whole name has to fit into sun_path (108 bytes).
         let bound = tempfile::Builder::new()
-            .prefix(".zds")
-            .make_in(directory.unwrap_or(Path::new(".")), |temporary| {
-                UnixSeqpacketListener::bind(temporary)
-            })?;
+            .prefix(".sock")
+            .make_in(directory.unwrap_or(Path::new(".")), |temporary| bind(temporary))?;
         fs::set_permissions(bound.path(), Permissions::from_mode(0o600))?;
         let metadata = fs::symlink_metadata(bound.path())?;
         let file = Self { path: path.to_owned(), device: metadata.dev(), inode: metadata.ino() };
@@ -40,20 +38,20 @@ impl SocketFile {
         &self.path
     }
 
-    /// Whether new connections to [`path`](Self::path) come to this server: false once another one
-    /// has bound over it, or has removed it.
+    /// Whether new connections to [`path`](Self::path) come to this listener: false once somebody has
+    /// bound over it, or has removed it.
     pub fn is_ours(&self) -> bool {
         fs::symlink_metadata(&self.path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == (self.device, self.inode))
     }
 
     /// Removes the file unless it is somebody else's by now. Unlink has no compare-and-remove: another
-    /// server that renames its own into place within these two system calls loses it.
-    pub(crate) fn remove(&self) {
+    /// process that renames its own into place within these two system calls loses it.
+    pub fn remove(&self) {
         if self.is_ours()
             && let Err(error) = fs::remove_file(&self.path)
         {
-            warn!(path = %self.path.display(), %error, "zds socket not removed");
+            warn!(path = %self.path.display(), %error, "socket not removed");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use culvert_dataplane::{Dataplane, probe};
-use culvert_zds::Server;
+use culvert_zds::{Server, SocketFile};
 use nix::unistd::Uid;
 use tokio::time::timeout;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -22,7 +22,7 @@ use crate::{
     reconcile::Reconciler,
     record::Records,
     scope_file::ScopeFile,
-    unix_socket::{OwnListener, SocketFile},
+    unix_socket::OwnListener,
     workloads::Workloads,
 };
 
@@ -157,7 +157,7 @@ async fn start_dataplane(config: &Config) -> anyhow::Result<Dataplane> {
 }
 
 fn listen(path: &Path) -> anyhow::Result<(OwnListener, SocketFile)> {
-    SocketFile::listen(path, Uid::effective().as_raw())
+    OwnListener::listen(path, Uid::effective().as_raw())
         .with_context(|| format!("listen on {}", path.display()))
 }
 

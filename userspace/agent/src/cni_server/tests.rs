@@ -17,7 +17,7 @@ use crate::{
         fakes::{Call, Dataplane, FakeZtunnel, Node, attachment},
     },
     membership::{Described, Undecided},
-    unix_socket::SocketFile,
+    unix_socket::OwnListener,
 };
 
 /// Namespace `shop` is in the mesh; nothing is known of `unknown`.
@@ -60,7 +60,7 @@ impl Agent {
     fn start() -> Self {
         let node = Node::new();
         let socket = node.directory.path().join("cni.sock");
-        let (listener, _file) = SocketFile::listen(&socket, Uid::effective().as_raw()).unwrap();
+        let (listener, _file) = OwnListener::listen(&socket, Uid::effective().as_raw()).unwrap();
         let service: Service<Dataplane, FakeZtunnel, Shop> = Service {
             enrollment: Arc::clone(&node.enrollment),
             membership: Arc::new(Shop),
@@ -258,7 +258,7 @@ async fn a_body_is_not_waited_for_without_bound(#[case] length: usize, #[case] w
 async fn another_user_is_not_served() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("cni.sock");
-    let (mut listener, _file) = SocketFile::listen(&path, Uid::effective().as_raw() + 1).unwrap();
+    let (mut listener, _file) = OwnListener::listen(&path, Uid::effective().as_raw() + 1).unwrap();
     tokio::spawn(async move { axum::serve::Listener::accept(&mut listener).await });
     let text = tokio::task::spawn_blocking(move || io::read_to_string(UnixStream::connect(path).unwrap()));
     assert_eq!(text.await.unwrap().unwrap(), "");
