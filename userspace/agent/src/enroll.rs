@@ -179,8 +179,14 @@ impl<R: Redirect, Z: Ztunnel> Enrollment<R, Z> {
             progress.run(Step::Turn, progress.wait(Step::Turn, self.order.enter(&add.pod.uid))).await?;
         let pod = add.pod.clone();
         let sandbox = progress.run(Step::Netns, self.open(add)).await?;
-        let is_known = self.table().enrolled(sandbox.cookie).is_some();
         let sandbox = Arc::new(sandbox);
+        // One that is captured without being recorded lost its record: a failing ADD does not let it out.
+        let is_known = self.table().enrolled(sandbox.cookie).is_some()
+            || self
+                .blocking(Step::Netns, &sandbox, |this, sandbox| {
+                    this.redirect.is_active(&sandbox.netns).map_err(Failure::Attach)
+                })
+                .await?;
         let mut result = self.steps(&sandbox, is_known, progress).await;
         if result.is_ok() && progress.cancel.is_cancelled() {
             result = Err(Failure::Cancelled { step: progress.step() });

@@ -141,6 +141,14 @@ impl Dataplane {
         }
     }
 
+    /// Whether the netns is captured, by whoever activated it.
+    ///
+    /// # Errors
+    /// When the map cannot be read.
+    pub fn is_active(&self, netns: &Netns) -> Result<bool, Error> {
+        Ok(self.maps.pod(netns.cookie())?.is_some_and(|entry| entry.state == ACTIVE))
+    }
+
     /// Ends capture: connections that exist go on, new ones are not touched. Follow with ZDS and
     /// [`Dataplane::restore`]. A netns that is not registered is no error.
     ///

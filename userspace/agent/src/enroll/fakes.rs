@@ -137,6 +137,10 @@ impl Redirect for Dataplane {
         Ok(())
     }
 
+    fn is_active(&self, netns: &Netns) -> Result<bool, Error> {
+        Ok(self.state().active.contains(&netns.1))
+    }
+
     fn self_test(
         &self,
         netns: &Netns,

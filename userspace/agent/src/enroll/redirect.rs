@@ -23,6 +23,8 @@ pub trait Redirect: Send + Sync + 'static {
     fn check_listeners(&self, netns: &Self::Netns) -> Result<(), Error>;
     /// Starts capture.
     fn activate(&self, netns: &Self::Netns) -> Result<(), Error>;
+    /// Whether it is captured, by whoever began it.
+    fn is_active(&self, netns: &Self::Netns) -> Result<bool, Error>;
     /// Proves capture by a connection of each family, each within `patience`.
     fn self_test(
         &self,
@@ -69,6 +71,10 @@ impl Redirect for Dataplane {
 
     fn activate(&self, netns: &Netns) -> Result<(), Error> {
         Self::activate(self, netns)
+    }
+
+    fn is_active(&self, netns: &Netns) -> Result<bool, Error> {
+        Self::is_active(self, netns)
     }
 
     fn self_test(

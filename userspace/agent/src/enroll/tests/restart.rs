@@ -86,3 +86,17 @@ async fn a_pod_whose_pins_are_gone_is_captured_again() {
     assert!(node.dataplane.state().calls.ends_with(&[Call::Activate, Call::SelfTest]));
     node.assert_enrolled("u1", "c1");
 }
+
+#[tokio::test]
+async fn a_captured_pod_whose_record_is_lost_stays_captured_when_its_add_fails() {
+    let node = Node::new();
+    node.add("u1", "c1").await.unwrap();
+    let cookie = node.netns("c1");
+    node.records.remove(cookie).unwrap();
+    let node = node.restarted();
+    node.enrollment.resume().await.unwrap();
+    node.dataplane.state().failing.insert(Call::Add);
+    node.add("u1", "c1").await.unwrap_err();
+    node.enrollment.drain().await;
+    assert!(node.dataplane.state().active.contains(&cookie));
+}
