@@ -73,6 +73,7 @@ mod tcp_table;
 mod topology;
 mod traces;
 pub mod troubleshooting;
+mod tunnelled;
 mod wire;
 mod ztunnel;
 
@@ -101,5 +102,6 @@ pub use routing::Routing;
 pub use saw::{Accepted as AcceptedByZtunnel, Saw};
 pub use server::{Accepted, Listen, Server};
 pub use tcp_table::{TcpSocket, TcpState};
+pub use tunnelled::Tunnelled;
 pub use wire::Wire;
 pub use ztunnel::{Behaviour, Ztunnel};

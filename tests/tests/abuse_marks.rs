@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use culvert_tests::{Behaviour, Capability, Dial, Family, Frames, Lab, Pod, eventually};
+use culvert_tests::{Capability, Dial, Family, Frames, Lab, Pod, Tunnelled, eventually};
 use nix::{
     sys::{
         prctl,
@@ -33,28 +33,13 @@ const NET_RAW: [Capability; 1] = [Capability::CAP_NET_RAW];
 /// For clients that may find nobody.
 const PATIENCE: Duration = Duration::from_millis(150);
 
-struct Scene {
-    lab: Lab,
-    client: Pod,
-    server: Pod,
-}
-
-impl Scene {
-    fn new() -> Self {
-        let tunnel = vec!["10.244.0.3".parse().unwrap(), "fd00:244::3".parse().unwrap()];
-        let lab = Lab::builder().ztunnel(Behaviour { tunnel, ..Behaviour::default() }).start();
-        let (client, server) = (lab.pod("client").captured(), lab.pod("server").captured());
-        Self { lab, client, server }
-    }
-}
-
 fn syns_to_the_server(frames: &Frames) -> Frames {
     frames.only(|frame| frame.is_syn() && frame.destination.port() == PORT)
 }
 
 #[test]
 fn a_workload_with_a_mark_of_ours_stays_captured() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let other = scene.lab.pod("other").captured();
     let echo = scene.server.serve("[::]:80");
     let (before, wire) = (other.counters(), scene.lab.wire());
@@ -83,7 +68,7 @@ fn a_workload_with_a_mark_of_ours_stays_captured() {
 
 #[test]
 fn a_workload_with_a_mark_of_ours_is_refused_without_a_ztunnel() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let _echo = scene.server.serve("[::]:80");
     scene.lab.ztunnel().kill();
     let wire = scene.lab.wire();
@@ -138,7 +123,7 @@ fn a_datagram_with_a_mark_of_ours_reaches_its_destination_or_stays_in_the_pod() 
 
 #[test]
 fn a_process_with_the_name_of_ztunnel_is_not_ztunnel() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let _echo = scene.server.serve("[::]:80");
     let wire = scene.lab.wire();
     for family in Family::BOTH {
@@ -161,7 +146,7 @@ fn a_process_with_the_name_of_ztunnel_is_not_ztunnel() {
 
 #[test]
 fn a_child_of_a_workload_and_what_it_executes_are_not_ztunnel() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let echo = scene.server.serve("[::]:80");
     let directory = std::env::temp_dir().join(format!("culvert-abuse-{}", process::id()));
     fs::create_dir_all(&directory).unwrap();
@@ -187,7 +172,7 @@ fn a_child_of_a_workload_and_what_it_executes_are_not_ztunnel() {
 
 #[test]
 fn a_restarted_ztunnel_is_known_under_its_new_process_id() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let _echo = scene.server.serve("[::]:80");
     let known = || scene.lab.map("ZTUNNELS").keys::<u32>();
     assert_eq!(known(), [scene.lab.ztunnel().pid().as_raw() as u32]);
@@ -225,7 +210,7 @@ fn execute_as(id: Pid, words: &[&str]) -> WaitStatus {
 
 #[test]
 fn a_process_that_is_given_the_id_of_a_ztunnel_that_ended_is_not_ztunnel() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let _echo = scene.server.serve("[::]:80");
     let id = scene.lab.ztunnel().pid();
     assert_eq!(scene.lab.map("ZTUNNELS").keys::<u32>(), [id.as_raw() as u32]);
@@ -244,7 +229,7 @@ fn a_process_that_is_given_the_id_of_a_ztunnel_that_ended_is_not_ztunnel() {
 /// A source that is not the pod's cannot be answered, but its SYN does not leave.
 #[test]
 fn a_connection_from_a_foreign_source_address_does_not_leave() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let _echo = scene.server.serve("[::]:80");
     let wire = scene.lab.wire();
     let foreign: [IpAddr; 2] = ["192.0.2.77".parse().unwrap(), "2001:db8::77".parse().unwrap()];
@@ -329,7 +314,7 @@ impl Dice {
 
 #[test]
 fn no_mix_of_socket_options_lets_a_syn_out() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let _echo = scene.server.serve("[::]:80");
     scene.client.set_sysctl("net/ipv4/tcp_fastopen", "3");
     let mut dice = Dice(0x5eed);

@@ -14,7 +14,7 @@ use std::{
 
 use caps::CapSet;
 use culvert_dataplane::Restored;
-use culvert_tests::{Behaviour, Capability, Connection, Family, Frames, Lab, Pod, eventually};
+use culvert_tests::{Capability, Connection, Family, Frames, Lab, Tunnelled, eventually};
 use nix::net::if_::if_nametoindex;
 use socket2::SockRef;
 
@@ -25,21 +25,6 @@ const MARKS: [u32; 5] = [0, 7, 0x539, 0x40539, 0x70111];
 const LENGTHS: [usize; 4] = [4, 8, 4096, 4097];
 /// For words that may reach nobody.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-struct Scene {
-    lab: Lab,
-    client: Pod,
-    server: Pod,
-}
-
-impl Scene {
-    fn new() -> Self {
-        let tunnel = vec!["10.244.0.3".parse().unwrap(), "fd00:244::3".parse().unwrap()];
-        let lab = Lab::builder().ztunnel(Behaviour { tunnel, ..Behaviour::default() }).start();
-        let (client, server) = (lab.pod("client").captured(), lab.pod("server").captured());
-        Self { lab, client, server }
-    }
-}
 
 /// What carries these words outside the stand-in's tunnel, which is not encrypted.
 fn leaks(frames: &Frames, words: &[u8]) -> Frames {
@@ -74,7 +59,7 @@ fn set_mark(socket: &(impl AsRawFd + Sync), mark: u32, length: usize) {
 
 #[test]
 fn a_mark_set_on_a_captured_connection_does_not_let_it_out() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let _echo = scene.server.serve("[::]:80");
     let (before, wire) = (scene.client.counters(), scene.lab.wire());
     for (mark, length) in MARKS.into_iter().flat_map(|mark| LENGTHS.map(|length| (mark, length))) {
@@ -97,7 +82,7 @@ fn a_mark_set_on_a_captured_connection_does_not_let_it_out() {
 
 #[test]
 fn a_mark_set_on_a_captured_connection_of_mptcp_does_not_let_it_out() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     if scene
         .client
         .to(scene.server.at(Family::V4, PORT))
@@ -194,7 +179,7 @@ fn a_mark_set_on_anything_else_is_what_was_asked_for() {
 
 #[test]
 fn other_options_of_any_length_are_set_as_if_there_were_no_program() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let _echo = scene.server.serve("[::]:80");
     for host in [&*scene.client, scene.lab.node()] {
         let mut connection = host.connect(scene.server.at(Family::V4, PORT)).unwrap();
@@ -217,7 +202,7 @@ fn other_options_of_any_length_are_set_as_if_there_were_no_program() {
 /// The options that choose an interface, an address or a route: none of them does without our mark.
 #[test]
 fn no_other_option_lets_a_captured_connection_out() {
-    let scene = Scene::new();
+    let scene = Tunnelled::new();
     let _echo = scene.server.serve("[::]:80");
     let index = |name: &str| scene.client.run(|| if_nametoindex(name)).unwrap();
     let (eth0, lo) = (index("eth0").to_be_bytes(), index("lo").to_be_bytes());

@@ -3,11 +3,11 @@
 //! ztunnel reaches the server by its tunnel port only, so a SYN to the server's own port on any wire is
 //! one of the workload's that went out in clear.
 
-#![expect(clippy::unwrap_used, reason = "test code outside #[test] functions")]
-
 use std::{collections::HashSet, time::Duration};
 
-use culvert_tests::{Behaviour, Dial, Family, Frames, Lab, Pod, eventually, while_connecting, within};
+use culvert_tests::{
+    Behaviour, Dial, Family, Frames, Lab, Pod, Tunnelled, eventually, while_connecting, within,
+};
 
 const PORT: u16 = 80;
 /// A client that nobody answers tries again soon.
@@ -26,9 +26,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let tunnel = vec!["10.244.0.3".parse().unwrap(), "fd00:244::3".parse().unwrap()];
-        let lab = Lab::builder().ztunnel(Behaviour { tunnel, ..Behaviour::default() }).start();
-        let (client, server) = (lab.pod("client").captured(), lab.pod("server").captured());
+        let Tunnelled { lab, client, server } = Tunnelled::new();
         Self { lab, client, server }
     }
 
