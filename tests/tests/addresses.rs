@@ -215,6 +215,7 @@ fn an_address_that_two_pods_report_belongs_to_the_newer_one_as_long_as_it_is_the
         for netns in [&old, &new, &other] {
             register(netns);
             assert_eq!(owner(), Some(new.cookie()));
+            lab.dataplane().activate(netns).unwrap();
         }
         lab.restart_dataplane();
         for netns in [&old, &new] {

@@ -15,8 +15,10 @@ use culvert_agent::{
 };
 use culvert_tests::{Host, Lab, eventually};
 
-const U1: &str = "11111111-29e7-460b-9bfe-9e5d8a1c4f60";
-const U2: &str = "22222222-29e7-460b-9bfe-9e5d8a1c4f60";
+/// A pod uid of this test alone: a scan sees the processes of every test that runs.
+fn uid(number: u32) -> String {
+    format!("{:08x}-29e7-460b-9bfe-{number:012x}", std::process::id())
+}
 
 /// A process in a cgroup as kubelet names them.
 struct Container {
@@ -82,18 +84,18 @@ fn id(host: &Host) -> NetnsId {
 fn one_scan_finds_the_netns_of_every_pod_under_its_lasting_name() {
     let lab = Lab::builder().without_ztunnel().start();
     let (one, two) = (lab.pod("one"), lab.pod("two"));
-    let _one = Container::of_pod(&lab, U1, &inside(&one));
+    let _one = Container::of_pod(&lab, &uid(1), &inside(&one));
     let _two = Container::start(
         &lab,
         &format!(
             "kubepods-burstable-pod{}.slice/cri-containerd-{}.scope",
-            U2.replace('-', "_"),
+            uid(2).replace('-', "_"),
             "ab".repeat(32)
         ),
         &inside(&two),
     );
-    let found = scan(&lab, &[wanted(U1, &one), wanted(U2, &two)]);
-    let (first, second) = (found[U1].as_ref().unwrap(), found[U2].as_ref().unwrap());
+    let found = scan(&lab, &[wanted(&uid(1), &one), wanted(&uid(2), &two)]);
+    let (first, second) = (found[&uid(1)].as_ref().unwrap(), found[&uid(2)].as_ref().unwrap());
     assert_eq!((first.id, second.id), (id(&one), id(&two)));
     assert_eq!(first.path, Path::new("/var/run/netns/one"));
     assert_eq!(second.container, Some("ab".repeat(32)));
@@ -103,13 +105,13 @@ fn one_scan_finds_the_netns_of_every_pod_under_its_lasting_name() {
 fn a_netns_without_a_name_is_found_by_its_process() {
     let lab = Lab::builder().without_ztunnel().start();
     let pod = lab.pod("one");
-    let container = Container::of_pod(&lab, U1, &inside(&pod));
-    let wanted = wanted(U1, &pod);
+    let container = Container::of_pod(&lab, &uid(1), &inside(&pod));
+    let wanted = wanted(&uid(1), &pod);
     let expected = id(&pod);
     // The process keeps the namespace, and the veth in it.
     assert!(Command::new("ip").args(["netns", "del", "one"]).status().unwrap().success());
     let found = scan(&lab, &[wanted]);
-    let found = found[U1].as_ref().unwrap();
+    let found = found[&uid(1)].as_ref().unwrap();
     assert_eq!(found.id, expected);
     assert_eq!(found.path, PathBuf::from(format!("/proc/{}/ns/net", container.process.id())));
 }
@@ -118,12 +120,12 @@ fn a_netns_without_a_name_is_found_by_its_process() {
 fn processes_of_the_pod_in_the_node_s_netns_or_in_one_of_their_own_are_not_the_pod() {
     let lab = Lab::builder().without_ztunnel().start();
     let pod = lab.pod("one");
-    let _in_host = Container::of_pod(&lab, U1, "");
-    assert_eq!(scan(&lab, &[wanted(U1, &pod)])[U1], Err(Unfound::NoProcess));
-    let foreign = Container::of_pod(&lab, U1, "unshare --net");
-    let found = scan(&lab, &[wanted(U1, &pod)]);
-    let error = found[U1].as_ref().unwrap_err().to_string();
+    let _in_host = Container::of_pod(&lab, &uid(1), "");
+    assert_eq!(scan(&lab, &[wanted(&uid(1), &pod)])[&uid(1)], Err(Unfound::NoProcess));
+    let foreign = Container::of_pod(&lab, &uid(1), "unshare --net");
+    let found = scan(&lab, &[wanted(&uid(1), &pod)]);
+    let error = found[&uid(1)].as_ref().unwrap_err().to_string();
     assert!(error.contains(&format!("pid {} in ", foreign.process.id())), "{error}");
-    let _own = Container::of_pod(&lab, U1, &inside(&pod));
-    assert_eq!(scan(&lab, &[wanted(U1, &pod)])[U1].as_ref().unwrap().id, id(&pod));
+    let _own = Container::of_pod(&lab, &uid(1), &inside(&pod));
+    assert_eq!(scan(&lab, &[wanted(&uid(1), &pod)])[&uid(1)].as_ref().unwrap().id, id(&pod));
 }
